@@ -1,0 +1,1 @@
+"""Tables of cases: rows that say what is measured, and how each is prepared."""

@@ -1,0 +1,1 @@
+"""Clocks, sampling, persistent ranks, error budgets and records."""

@@ -1,0 +1,1 @@
+"""Readable implementations of the systems side of language-model training: what is measured."""

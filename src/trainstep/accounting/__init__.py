@@ -1,0 +1,1 @@
+"""What should come out: parameters, FLOPs, bytes and seconds predicted from specs. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Attention behind one contract: reference, FlashAttention-2 (tiled PyTorch, Triton) and the peers."""

@@ -1,0 +1,1 @@
+"""The decoder-only Transformer language model and what trains it."""

@@ -1,0 +1,1 @@
+"""Data parallelism: one protocol, one file a variant."""

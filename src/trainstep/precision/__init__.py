@@ -1,0 +1,1 @@
+"""Precision: autocast probe, accumulation experiments, quantisation."""

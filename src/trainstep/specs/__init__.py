@@ -1,0 +1,1 @@
+"""What exists: model presets, devices and dtypes as literal tables. Imports no torch."""

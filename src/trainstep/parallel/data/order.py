@@ -40,12 +40,13 @@ class OrderedUnits:
 
     @torch.no_grad()
     def _ready(self, parameter: torch.Tensor) -> None:
-        if not self._active():
-            return
+        # Already on its way: a further share, also one of no_sync, would be lost or mixed into the sum.
         if id(parameter) in self._seen:
             raise RuntimeError(
                 "a second backward before finish_gradient_synchronization; put all but the last in no_sync()"
             )
+        if not self._active():
+            return
         self._seen.add(id(parameter))
         self._incomplete[self._unit_of[id(parameter)]] -= 1
         while self._next < len(self._units) and not self._incomplete[self._next]:

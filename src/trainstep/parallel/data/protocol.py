@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainstep.parallel.collectives import broadcast_each
 from trainstep.parallel.communication import CommunicationLog
 
 
@@ -210,21 +211,8 @@ class DataParallel(nn.Module):
                     parameter.grad = reduced
             self._missing.clear()
 
-    @torch.no_grad()
     def _broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with rank 0's; as bytes, because not every backend knows every dtype."""
-        sent = []
-        for tensor in tensors:
-            if tensor.numel():
-                flat = tensor.detach().contiguous()
-                data = flat.reshape(-1).view(torch.uint8)
-                sent.append(
-                    (tensor, flat, dist.broadcast(data, group=self._group, group_src=0, async_op=True))
-                )
-        for tensor, flat, work in sent:
-            work.wait()
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat)
+        broadcast_each(tensors, [0] * len(tensors), self._group)
 
 
 def pack(gradients: Sequence[Tensor]) -> Tensor:

@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 
 
 def doctor() -> int:
     """Versions, devices and tools, then for each row of each area whether it runs here or the reason why not."""
     import pandas
 
-    from benchmarks.cases import AREAS, select
+    from benchmarks.cases import AREAS
     from benchmarks.commands.measuring import choose_device, source_tree
     from benchmarks.commands.printing import print_frame
     from benchmarks.measure.provenance import environment
@@ -20,11 +21,8 @@ def doctor() -> int:
         print_frame("Tools", pandas.DataFrame([{"tool": t, "answer": answer} for t, answer in _tools().items()]))
         lines = []
         for area, module in AREAS.items():
-            # Tables are cut to one small case a target: preparing it says whether it can run.
-            smallest = {case.target: case for case in reversed(select(tier="full", area=area))}
             for target in module.ROWS:
-                case = smallest.get(target)
-                answer = "no case" if case is None else _answer(lambda case=case, module=module: module.runs_here(case, device))
+                answer = _answer(partial(module.runs_here, target, device))
                 lines.append({"area": area, "target": target, "on " + device: answer})
         print_frame("Rows", pandas.DataFrame(lines))
     return 0

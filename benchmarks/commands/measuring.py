@@ -106,6 +106,19 @@ def source_tree(source: Path | None) -> Iterator[Path]:
     yield chosen
 
 
+def writable(directory: Path) -> None:
+    """Refuse a place that cannot be written before anything is measured.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    parent = directory
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"cannot write to {directory}")
+
+
 def run_id(cases: Sequence[Case], policy: Policy, device: str, provenance: Any) -> str:
     """Name of a run that a repetition of the same command finds again: device and a hash of what is measured how."""
     text = repr(([case.id for case in cases], policy, device, provenance.source_sha256, provenance.ruler_sha256))
@@ -137,20 +150,22 @@ def measure_cases(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from benchmarks.measure.provenance import describe, environment
+    from benchmarks.cases.registries import ROOT
+    from benchmarks.measure.provenance import environment, provenance
     from benchmarks.runner import run_cases
 
     if not cases:
         raise ValueError("no case matches")
     with source_tree(source) as tree:
-        facts = describe(tree, commit)
-        directory = destination(machine, facts.commit) if out is None else out.parent
+        facts = provenance(ROOT, source=tree if source else None, commit=commit)
         if machine is not None and facts.dirty:
             raise ValueError("the work tree differs from its commit; commit first, a dirty tree is no history")
+        directory = destination(machine, facts.commit, ROOT / "results") if out is None else out.parent
+        writable(directory)
         name = run_id(cases, policy, device, facts)
-        writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
         if fresh:
-            writer.restart()
+            (out or directory / f"{name}.partial.jsonl").unlink(missing_ok=True)
+        writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
         template = Row(
             case="",
             version=1,
@@ -180,10 +195,10 @@ def measure_cases(
                 cases, device=device, policy=policy, template=template, writer=writer, process=process
             ):
                 bar.update(task, advance=1, description=row.case.rsplit("/", 1)[0])
+        path = writer.path
         if out is None:
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-            return list(writer.rows), writer.finish(f"{name}-{stamp}")
-        return list(writer.rows), writer.path
+            path = path.replace(directory / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}.jsonl")
+        return list(writer.rows), path
 
 
 def status_of(rows: Sequence[Row]) -> int:

@@ -61,14 +61,16 @@ def tree_sha256(directory: Path) -> str:
     return _digest(files())
 
 
-def git(root: Path, *arguments: str) -> bytes:
+def git(root: Path, *arguments: str, stdin: bytes | None = None) -> bytes:
     """What git answers in `root`.
 
     Raises:
         ValueError: git is not there or refuses; its own last line.
     """
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], input=stdin, capture_output=True, check=False
+        )
     except FileNotFoundError:
         raise ValueError("git is not installed") from None
     if done.returncode:

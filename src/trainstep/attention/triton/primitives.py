@@ -52,7 +52,7 @@ def store_tile(
 
 @triton.jit
 def visible(query, key, num_queries, num_keys, offset, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Entries that count, for query and key indices that broadcast: in the matrix, not later, in the window."""
+    """Entries that count, for broadcastable query and key indices: inside matrix, diagonal and window."""
     seen = (query < num_queries) & (key < num_keys)
     if CAUSAL:
         seen = seen & (key <= query + offset)

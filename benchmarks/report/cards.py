@@ -8,7 +8,7 @@ from benchmarks.report.formats import number
 from benchmarks.report.html import Html, tag
 from benchmarks.report.tables import IsPeer
 
-MOST_CARDS = 8
+MOST_CARDS, MOST_BARS = 8, 7
 
 
 def _work(fact: Facts) -> float:
@@ -45,15 +45,19 @@ def card(group: Sequence[Facts], is_peer: IsPeer) -> Html:
     ratio = peer.seconds / ours.seconds
     ahead = ratio >= 1
     said = f"{ours.target} {'is ahead of' if ahead else 'is behind'} {peer.target}, the fastest peer"
-    slowest = max(fact.seconds or 0.0 for fact in group)
+    fastest = group[0].seconds or 0.0
+    shown = [fact for fact in group[:MOST_BARS] if fact.seconds]
+    # One very slow row would make the others' bars equal: bars end at five times the fastest.
+    longest = min(max(fact.seconds or 0.0 for fact in shown), 5 * fastest)
     bars: list[Html] = []
-    for fact in group:
+    for fact in shown:
         assert fact.seconds is not None
         own = not is_peer(fact.area, fact.target)
-        width = f"width:{100 * fact.seconds / slowest:.1f}%"
+        width = f"width:{100 * min(1.0, fact.seconds / longest):.1f}%"
+        kind = "bar own" if own else "bar"
         bars += [
             tag("span", fact.target, class_="name", title=f"{fact.target} ({'ours' if own else 'peer'})"),
-            tag("span", class_="bar own" if own else "bar", style=width),
+            tag("span", class_=kind + (" cut" if fact.seconds > longest else ""), style=width),
             tag("span", f"{number(fact.seconds * 1e3)} ms", class_="value"),
         ]
     return tag(

@@ -1,7 +1,7 @@
 """Charts made from facts: which series, which axes, which gaps. Drawing them is `plots`' and the page's job."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
@@ -282,9 +282,3 @@ def memory_chart(
         caption=f"Highest {max((used for _, used in samples), default=0) / MIB:.1f} MiB.",
         context=tuple(context),
     )
-
-
-def bars_of(values: Mapping[str, float], peers: Iterable[str]) -> list[tuple[str, float, bool]]:
-    """Names with their values and whether each is a peer, fastest first: the small bars of a headline card."""
-    others = set(peers)
-    return sorted(((name, value, name in others) for name, value in values.items()), key=lambda bar: bar[1])

@@ -164,16 +164,21 @@ def facts_of(row: Row) -> Facts:
 def latest(rows: Iterable[Row]) -> list[Facts]:
     """The newest row of each case on each machine, in the order of their cases' first appearance.
 
-    A case measured in several processes of one run is one row with the samples of all of them.
+    asv keeps no work, check or reason, so its rows count only where no other suite measured the case. A case
+    measured in several processes of one run is one row with the samples of all of them.
     """
     newest: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         kept = newest.setdefault((row.machine, row.case), [])
         if kept and (row.run, row.commit) == (kept[0].run, kept[0].commit) and "process" in row.env:
             kept.append(row)
-        elif not kept or row.started_at >= kept[0].started_at:
+        elif not kept or _age(row) >= _age(kept[0]):
             kept[:] = [row]
     return [facts_of(_pooled(kept)) for kept in newest.values()]
+
+
+def _age(row: Row) -> tuple[bool, str]:
+    return row.suite != "asv", row.started_at
 
 
 def _pooled(rows: list[Row]) -> Row:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ABSENT = "–"
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -86,9 +86,8 @@ def escape_markdown(text: str) -> str:
 
 def escape_latex(text: str) -> str:
     """Text that LaTeX sets as it is, with no package; doubled hyphens do not become dashes."""
-    return "".join(_LATEX.get(letter, letter) for letter in text.replace("--", "-\u200b-")).replace(
-        "\u200b", "{}"
-    )
+    apart = re.sub("-(?=-)", "-\u200b", text)  # a mark of ours between hyphens, plain text has none
+    return "".join("{}" if letter == "\u200b" else _LATEX.get(letter, letter) for letter in apart)
 
 
 def escape_typst(text: str) -> str:

@@ -6,11 +6,9 @@ nothing else, so that text from outside could not run even if an escape were for
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,21 @@ _LOGO = Html(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A page and what is on it.
+
+    Attributes:
+        html: the whole page.
+        tables: table id -> format -> text.
+        figures: the charts that stand on the page, in order.
+    """
+
+    html: str
+    tables: Mapping[str, Mapping[str, str]]
+    figures: Sequence[Chart]
+
+
 def build_page(
     rows: Sequence[Row],
     *,
@@ -39,8 +52,8 @@ def build_page(
     damaged: Sequence[str] = (),
     timelines: Sequence[Chart] = (),
     links: Sequence[tuple[str, str]] = (),
-) -> str:
-    """The page as text.
+) -> Made:
+    """Make the page from rows.
 
     Args:
         rows: every row to show, of any machine.
@@ -57,7 +70,7 @@ def build_page(
         by_machine[row.machine].append(row)
     found = list(findings)
     page = Page(is_peer=is_peer, commits=commits)
-    machines = []
+    machines: list[tuple[str, str, list[Section], Html]] = []
     # Machines with a regression first, then those measured last.
     order = sorted(by_machine, key=lambda m: max(row.started_at for row in by_machine[m]), reverse=True)
     for machine in sorted(order, key=lambda m: not _of(found, m, by_machine)):
@@ -67,7 +80,7 @@ def build_page(
         machines.append((identity, machine, sections, body))
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = "(() => {\n" + script + "\n})();"
-    return "<!doctype html>\n" + tag(
+    document = tag(
         "html",
         _head(script),
         tag(
@@ -81,6 +94,8 @@ def build_page(
         ),
         lang="en",
     )
+    figures = [page.charts[name] for name in page.figures]
+    return Made(html="<!doctype html>\n" + document, tables=page.sheets.texts, figures=figures)
 
 
 def _of(
@@ -152,25 +167,3 @@ def _main(machines: Sequence[tuple[str, str, list[Section], Html]], damaged: Seq
         banner = tag("div", tag("h3", title), tag("ul", *lines), class_="banner", role="alert")
     empty = None if machines else tag("p", "Nothing has been measured yet.", class_="empty")
     return tag("main", banner, empty, join(body for _, _, _, body in machines), id="main")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its folder is made.
-
-    Raises:
-        ValueError: the place cannot be written to.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        Path(part).unlink(missing_ok=True)

@@ -31,12 +31,14 @@ class Page:
     commits: Sequence[Commit]
     sheets: Sheets = field(default_factory=Sheets)
     charts: dict[str, Chart] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
 
     def figure(self, chart: Chart, *, kind: str | None = None) -> Html | None:
         """A chart's place on the page; None when it has nothing to show."""
         if chart.empty and kind is None:
             return None
         self.charts[chart.id] = chart
+        self.figures.append(chart.id)
         return tag(
             "figure",
             tag("header", tag("h3", chart.title)),
@@ -116,7 +118,7 @@ def _findings(page: Page, identity: str, findings: Sequence[Mapping[str, Any]]) 
     lines = [
         tag(
             "div",
-            tag("strong", "▲ ", trends.change(float(f["ratio"]))),
+            tag("strong", "▲ ", trends.change(f["ratio"])),
             tag("span", f["case"], class_="mono"),
             tag("span", "since ", tag("b", trends.blamed(f, page.commits))),
             class_="finding",

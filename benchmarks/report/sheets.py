@@ -51,15 +51,21 @@ class Sheets:
         rows = [list(row) for row in frame.astype(object).itertuples(index=False, name=None)]
         # A column that is absent throughout says nothing on a page; the exports keep it.
         kept = [i for i in range(len(names)) if any(not is_absent(row[i]) for row in rows)]
-        numeric = {i for i in kept if all(is_number(row[i]) or is_absent(row[i]) for row in rows)}
+        # A status that stands for a missing number keeps to the numbers' side.
+        numeric = {
+            i
+            for i in kept
+            if any(is_number(row[i]) for row in rows)
+            and all(is_number(row[i]) or is_absent(row[i]) or row[i] in STATUSES for row in rows)
+        }
         head = [_header(names[i], i in numeric) for i in kept]
-        if extra:
-            head.append(tag("th", tag("span", extra[0], class_="eyebrow")))
+        if extra:  # beside the first column, which names the row
+            head.insert(1, tag("th", tag("span", extra[0], class_="eyebrow")))
         body = []
         for number, row in enumerate(rows):
             cells = [_cell(names[i], row[i], i in numeric) for i in kept]
             if extra:
-                cells.append(tag("td", extra[1](number)))
+                cells.insert(1, tag("td", extra[1](number)))
             body.append(tag("tr", *cells, data_open=opens(number) if opens else None))
         tools = [tag("span", "Copy:")]
         tools += [tag("button", label, type="button", data_copy=key) for key, label in _FORMAT_NAMES.items()]
@@ -96,8 +102,8 @@ def status_badge(status: str) -> Html:
 def _cell(name: str, value: Any, numeric: bool) -> Html:
     if is_absent(value):
         return tag("td", plain(value), class_="absent number" if numeric else "absent")
-    if name.endswith("status") or (not numeric and value in STATUSES):
-        return tag("td", status_badge(str(value)))
+    if name.endswith("status") or value in STATUSES:
+        return tag("td", status_badge(str(value)), class_="number" if numeric else None)
     if is_number(value):
         side = "ahead" if name in _RATIOS and value >= 1 else "behind" if name in _RATIOS else ""
         shown = plain(value) + ("×" if name in _RATIOS else "")

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
-from benchmarks.report.facts import contexts, facts_of, summarize
+from benchmarks.report.facts import contexts, facts_of
 from benchmarks.report.tables import frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-# A series breaks where one of these changes: its numbers do not compare across.
-_COMPARABLE = ("device", "gpu", "driver", "torch", "triton", "world_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +36,8 @@ class Trend:
 
     Attributes:
         machine, case, suite: whose trend it is.
-        values: commit's position -> seconds (the median on a GPU, the minimum on a CPU, over all rows of the commit).
+        values: commit's position -> seconds, the statistic that the gate compares.
         rows: commit's position -> the rows behind it, also those without a result.
-        statistic: "median" or "minimum".
         findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range) and "ratio".
     """
 
@@ -50,7 +46,6 @@ class Trend:
     suite: str
     values: Mapping[int, float]
     rows: Mapping[int, Sequence[Row]]
-    statistic: str
     findings: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
     @property
@@ -60,11 +55,6 @@ class Trend:
     @property
     def last(self) -> float | None:
         return self.values[max(self.values)] if self.values else None
-
-
-def on_gpu(row: Row) -> bool:
-    """True when the row's times are a GPU's."""
-    return row.env.get("device") == "cuda"
 
 
 def trends(
@@ -85,12 +75,7 @@ def trends(
         found[finding["case"]].append(finding)
     made = []
     for (machine, case, suite), by_place in grouped.items():
-        gpu = any(on_gpu(row) for rows in by_place.values() for row in rows)
-        values = {}
-        for index, at in by_place.items():
-            summary = summarize(second for row in at if row.status == "ok" for second in row.samples_seconds)
-            if summary:
-                values[index] = summary.median if gpu else summary.minimum
+        values = {index: value for index, at in by_place.items() if (value := level(at)) is not None}
         mine = [
             f for f in found[case] if f.get("machine", machine) == machine and f.get("suite", suite) == suite
         ]
@@ -101,11 +86,53 @@ def trends(
                 suite=suite,
                 values=values,
                 rows=dict(by_place),
-                statistic="median" if gpu else "minimum",
                 findings=tuple(mine),
             )
         )
     return sorted(made, key=lambda t: (not t.findings, t.case, t.machine, t.suite))
+
+
+def level(rows: Sequence[Row]) -> float | None:
+    """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU; None for none."""
+    from benchmarks.evidence import NotFiniteError, seconds
+
+    ok = [row for row in rows if row.status == "ok" and row.samples_seconds]
+    try:
+        found = seconds(ok) if ok else None
+    except NotFiniteError:
+        return None
+    return found.value if found else None
+
+
+def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[str, Any]]:
+    """Trends whose last result is worse than the best before it, by the gate's own rules, with the blamed commits.
+
+    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio is
+    the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit.
+    """
+    from benchmarks import evidence, history
+    from benchmarks.gate import differences
+
+    answers = []
+    for trend in found:
+        if len(trend.values) < 2:
+            continue
+        last = max(trend.values)
+        results = {}
+        for index in sorted(trend.values, reverse=True):
+            ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
+            if differences(ok[0], trend.rows[last][0]):
+                break
+            results[commits[index].sha] = evidence.seconds(ok)
+        known = {sha: one for sha, one in results.items() if one is not None}
+        order = [commit.sha for commit in commits[min(trend.values) : last + 1]]
+        step = history.first_bad(order, known, worse=evidence.worse)
+        if step is not None:
+            answers.append({
+                "machine": trend.machine, "case": trend.case, "suite": trend.suite, "commits": list(step.suspects),
+                "ratio": evidence.ratio(step.before, known[commits[last].sha]),
+            })  # fmt: skip
+    return answers
 
 
 def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
@@ -117,8 +144,10 @@ def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
     return f"one of {len(named)} commits, {named[0]} to {named[-1]}"
 
 
-def change(ratio: float) -> str:
-    """A ratio of new to old seconds in words: 1.15 is "15% slower"."""
+def change(ratio: float | None) -> str:
+    """A ratio of new to old seconds in words: 1.15 is "15% slower"; None is a rise from zero."""
+    if ratio is None:
+        return "slower than zero"
     if ratio >= 2:
         return f"{ratio:.3g}x as long"
     return f"{(ratio - 1) * 100:.3g}% slower" if ratio >= 1 else f"{(1 - ratio) * 100:.3g}% faster"
@@ -126,10 +155,12 @@ def change(ratio: float) -> str:
 
 def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = ()) -> Chart:
     """Milliseconds over the commits from the first to the last measured one."""
+    from benchmarks.gate import differences
+
     low, high = min(trend.rows), max(trend.rows)
     points: list[Point] = []
     marks: list[Mark] = []
-    before: tuple[Any, ...] | None = None
+    before: Row | None = None
     for index in range(low, high + 1):
         at, value = trend.rows.get(index, ()), trend.values.get(index)
         x = index - low
@@ -140,13 +171,12 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
                 Point(x=x, y=None, note=f"{commits[index].label}\n{note}", status=row.status if row else None)
             )
             continue
-        conditions = (at[0].version, *(str(at[0].env.get(key)) for key in _COMPARABLE))
-        if before is not None and conditions != before:
+        if before is not None and (changed := differences(before, at[0])):
             points.append(Point(x=x - 0.5, y=None))  # breaks the line
-            marks.append(Mark(x=x - 0.5, label=_changed(before, conditions), kind="environment"))
-        before = conditions
+            marks.append(Mark(x=x - 0.5, label="; ".join(changed), kind="environment"))
+        before = at[0]
         count = sum(len(row.samples_seconds) for row in at)
-        note = f"{commits[index].label}\n{value * 1e3:.4g} ms ({trend.statistic} of {count})"
+        note = f"{commits[index].label}\n{value * 1e3:.4g} ms ({count} samples)"
         points.append(Point(x=x, y=value * 1e3, note=note))
     position = {commit.sha: index - low for index, commit in enumerate(commits)}
     for finding in trend.findings:
@@ -167,17 +197,12 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
             label="commit, first parents, oldest first",
             categories=tuple(c.sha[:8] for c in commits[low : high + 1]),
         ),
-        y=Axis(label=f"{trend.statistic} ms", zero=False),
+        y=Axis(label="ms", zero=False),
         series=(Series(name=f"{trend.machine}, {trend.suite}", points=tuple(points), color=0),),
         marks=tuple(marks),
         caption="Lower is better. A commit without a result is a gap; the line also breaks where the environment changed.",
         context=tuple(contexts(measured)[-1:]),
     )
-
-
-def _changed(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
-    names = ("version", *_COMPARABLE)
-    return "; ".join(f"{n} {a} to {b}" for n, a, b in zip(names, before, after, strict=True) if a != b)
 
 
 def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame":
@@ -186,16 +211,18 @@ def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame
     for trend in found:
         best, last = trend.best, trend.last
         records.append({
-            "case": trend.case, "machine": trend.machine, "suite": trend.suite,
+            "case": trend.case,
+            "last/best": last / best if last is not None and best else None,
             "last ms": last * 1e3 if last is not None else None,
             "best ms": best * 1e3 if best is not None else None,
-            "last/best": last / best if last is not None and best else None,
+            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings) or None,
             "commits": len(trend.values),
             "without result": max(trend.rows) - min(trend.rows) + 1 - len(trend.values),
-            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings) or None,
+            "suite": trend.suite,
+            "machine": trend.machine,
         })  # fmt: skip
-    return frame(records, {"case": str, "machine": str, "suite": str, "last ms": float, "best ms": float,
-                  "last/best": float, "commits": int, "without result": int, "finding": str})  # fmt: skip
+    return frame(records, {"case": str, "last/best": float, "last ms": float, "best ms": float, "finding": str,
+                 "commits": int, "without result": int, "suite": str, "machine": str})  # fmt: skip
 
 
 def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commit]) -> "DataFrame":
@@ -203,7 +230,7 @@ def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commi
     records = [
         {
             "case": f["case"],
-            "new/old": float(f["ratio"]),
+            "new/old": f["ratio"],
             "change": change(f["ratio"]),
             "commit": blamed(f, commits),
         }

@@ -45,7 +45,7 @@ def row(
     case: str, seconds: float | None = None, *, samples: int = 10, noise: float = 0.01, **fields: Any
 ) -> Row:
     """One row; with seconds, its samples scatter about them reproducibly."""
-    draw = random.Random(case + str(fields.get("commit")))
+    draw = random.Random(f"{case} {fields.get('commit')} {fields.get('env')}")
     taken = (
         tuple(seconds * (1 + noise * draw.random()) for _ in range(samples)) if seconds is not None else ()
     )
@@ -146,22 +146,28 @@ REGRESSED = "attention/reference/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 STEADY = "attention/tiled/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 
 
-def history_rows() -> list[Row]:
-    """Two cases over eight commits: one slows down at the fifth; the third has no result, the sixth fails."""
+def history_rows(slow: float = 1.15) -> list[Row]:
+    """Two cases over eight commits in five processes each: one slows down at the fifth; the third commit has no
+    result, the sixth fails; the other case's torch changes at the seventh."""
     rows = []
     for index, commit in enumerate(COMMITS):
-        common: dict[str, Any] = {"commit": commit.sha, "suite": "asv", "run": f"asv-{index}"}
-        common["started_at"] = (
-            f"2026-10-{28 - index:02}T00:00:00+00:00"  # dates run backwards: order is topology's
-        )
         if index == 2:
             continue
-        if index == 5:
-            rows.append(row(REGRESSED, status="error", reason="ImportError: no module", **common))
-        else:
-            rows.append(row(REGRESSED, 0.0115 if index >= 4 else 0.010, noise=0.003, **common))
-        env = CPU_ENV | ({"torch": "2.14.0"} if index >= 6 else {})
-        rows.append(row(STEADY, 0.006, noise=0.01, env=env, **common))
+        # Dates run backwards: the order is the topology's.
+        common: dict[str, Any] = {"commit": commit.sha, "run": f"history-{index}"}
+        common["started_at"] = f"2026-10-{28 - index:02}T00:00:00+00:00"
+        for process in range(5):
+            env = CPU_ENV | {"process": process}
+            if index == 5:
+                rows.append(
+                    row(REGRESSED, status="error", reason="ImportError: no module", env=env, **common)
+                )
+            else:
+                rows.append(
+                    row(REGRESSED, 0.010 * (slow if index >= 4 else 1), noise=0.003, env=env, **common)
+                )
+            env = env | ({"torch": "2.14.0"} if index >= 6 else {})
+            rows.append(row(STEADY, 0.006, noise=0.01, env=env, **common))
     return rows
 
 

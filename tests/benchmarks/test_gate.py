@@ -176,10 +176,8 @@ def test_h2_direction_zero_and_nan(old, new, unit, better, kind, status):
 
 def test_h2_milliseconds_that_double():
     assert answer(side({ONE: 0.010}), side({ONE: 0.020})) == ({ONE: "regressed"}, 13)
-    assert answer(side({ONE: 0.010}, processes=1), side({ONE: 0.020}, processes=1)) == (
-        {ONE: "regressed"},
-        13,
-    )
+    few = [side({ONE: value}, processes=1) for value in (0.010, 0.020)]
+    assert answer(*few) == ({ONE: "regressed"}, 13)
     assert answer(side({ONE: 0.0}), side({ONE: 0.0}))[1] == 0
     assert answer(side({ONE: 0.0}), side({ONE: 1.0}))[1] == 13
 
@@ -207,7 +205,7 @@ def test_few_processes_say_so():
     assert finding.kind == "unchanged" and "2 and 5 processes, 5 needed" in finding.detail
 
 
-# --- re-measurement ---------------------------------------------------------------------------------------------
+# Re-measurement.
 
 
 class Remeasure:
@@ -254,7 +252,7 @@ def test_an_alarm_that_cannot_be_measured_again_stays(old, new):
     assert "not measured again" in findings[0].detail
 
 
-# --- history ----------------------------------------------------------------------------------------------------
+# History.
 
 COMMITS = [c * 40 for c in "0123456789"]
 
@@ -317,6 +315,6 @@ def test_confirmation_is_against_the_best_commit():
 
 
 def test_history_follows_a_rename():
-    past = [(COMMITS[0], side({TWO: 10}, commit=COMMITS[0])), *history([None, 10, 20])[1:]]
-    (finding,) = compare(past[1][1] or past[0][1], past[-1][1], history=past, was={ONE: (TWO,)})
-    assert finding.kind == "regressed" and finding.good == COMMITS[1] if past[1][1] else finding.good
+    past = [(COMMITS[0], side({TWO: 10}, commit=COMMITS[0])), *history([None, 20, 20])[1:]]
+    (finding,) = compare(past[0][1], past[-1][1], history=past, was={ONE: (TWO,)})
+    assert finding.kind == "regressed" and finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)

@@ -56,7 +56,9 @@ def get_attention(name: str) -> AttentionRow:
     for row in ATTENTION:
         if row.name == name:
             return row
-    raise ValueError(f"unknown attention implementation {name!r}; known: {', '.join(r.name for r in ATTENTION)}")
+    raise ValueError(
+        f"unknown attention implementation {name!r}; known: {', '.join(r.name for r in ATTENTION)}"
+    )
 
 
 def load_attention(row: AttentionRow) -> Callable[..., Any]:

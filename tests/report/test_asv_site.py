@@ -57,7 +57,7 @@ def site(tmp_path_factory):
 
 
 def test_no_published_site(tmp_path):
-    with pytest.raises(ValueError, match="no asv site in .*: run `asv publish` first"):
+    with pytest.raises(ValueError, match=r"no asv site in .*: run `asv publish` first"):
         make_offline(tmp_path)
 
 

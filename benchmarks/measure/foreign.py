@@ -140,7 +140,7 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                 env={
                     "pytest_benchmark": data.get("version"),
                     "world_size": world_size,
-                    **extra.get("env", {}),
+                    **machine.get("trainstep", {}),
                 },
             )
         )

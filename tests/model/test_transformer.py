@@ -25,7 +25,7 @@ PARAMETERS = {
 
 
 def tiny(**overrides) -> ModelConfig:
-    shape = {"d_model": 24, "d_ff": 40, "n_layers": 2, "n_heads": 4, "vocab_size": 31, "context_length": 16}
+    shape = {"d_model": 32, "d_ff": 40, "n_layers": 2, "n_heads": 4, "vocab_size": 31, "context_length": 16}
     return ModelConfig(name="tiny", **(shape | overrides))
 
 
@@ -308,7 +308,7 @@ def test_run_blocks_can_be_replaced():
     model.run_blocks = backwards
     tokens = tokens_of(model)
     expected = model.head(model.norm(model.embedding(tokens)))
-    assert torch.equal(model(tokens), expected) and ran == [(2, (2, 9, 24), None)]
+    assert torch.equal(model(tokens), expected) and ran == [(2, (2, 9, 32), None)]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,23 @@
 """Persistent ranks for the whole session: a launch costs one to two seconds, a call some milliseconds."""
 
 import os
+import sys
 
 import pytest
 import torch
 
 from trainstep.parallel.launch import Ranks
 
+sys.path.insert(0, os.path.dirname(__file__))  # parallel_models, here and in the ranks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class PatientRanks(Ranks):
+    """Ranks with time for the imports of a first optimizer step on a busy machine."""
+
+    def run(self, fn, *args, timeout_seconds=200.0, name=None):
+        """As `Ranks.run`."""
+        return super().run(fn, *args, timeout_seconds=timeout_seconds, name=name)
 
 
 class Pools:
@@ -23,7 +33,7 @@ class Pools:
         if pool is None or pool.closed:
             if self.device == "cuda" and world_size > torch.cuda.device_count():
                 pytest.skip(f"needs {world_size} CUDA devices")
-            pool = self.pools[world_size] = Ranks(world_size, self.device)
+            pool = self.pools[world_size] = PatientRanks(world_size, self.device)
         return pool
 
 

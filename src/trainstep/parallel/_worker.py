@@ -74,6 +74,9 @@ def main() -> None:
             report = _describe(error)
         connection.send_bytes(pickle.dumps(report))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an orderly end of the interpreter takes seconds once the compiler is imported
 
 
 if __name__ == "__main__":

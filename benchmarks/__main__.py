@@ -15,10 +15,6 @@ COMMANDS = {
     "attention": "Time attention implementations beside their peers.",
     "collective": "Time collectives over ranks against payload.",
     "parallel": "Time data-parallel variants beside torch's.",
-    "memory": "Where the bytes of a step go.",
-    "profile": "Where the milliseconds of a step go.",
-    "precision": "What a precision does to values and dtypes.",
-    "plan": "Predict memory and step time of a model on up to 100,000 devices.",
     "run": "Measure cases of a tier and keep the rows.",
     "adopt": "File rows measured where git does not travel under their commit.",
     "gate": "Compare two sets of results and name what regressed.",
@@ -38,6 +34,10 @@ def build() -> typer.Typer:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status."""
+    from benchmarks.cases.registries import ROOT
+
+    # The checkout's own trainstep, whatever is installed; `run --source` goes in front of it.
+    sys.path.insert(0, str(ROOT / "src"))
     try:
         status = build()(args=arguments, standalone_mode=False, prog_name="python -m benchmarks")
         return status if isinstance(status, int) else 0

@@ -79,8 +79,7 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
 
     Raises:
         ValueError: the file is damaged or empty, a row's trees are no commit's, the rows are of another
-        machine, or
-            the place holds other rows. Nothing was written.
+            machine, or the place holds other rows. Nothing was written.
     """
     if not file.is_file():
         raise ValueError(f"no file {file}")
@@ -99,7 +98,8 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
         if commit is None:
             raise ValueError(
                 f"{file}: no commit of HEAD's first-parent history has the trees"
-                f" {row.source_sha256[:12]} (src) and {row.ruler_sha256[:12]} (benchmarks) that {row.case} was measured with"
+                f" {row.source_sha256[:12]} (src) and {row.ruler_sha256[:12]} (benchmarks)"
+                f" that {row.case} was measured with"
             )
         name = row.machine
         if machine is not None:

@@ -94,18 +94,19 @@ def _inputs(shape: dict[str, Any], dtype: Any, device: str, seed: int = 0) -> tu
 
 def runs_here(target: str, device: str) -> None:
     """Raises NotImplementedError, with the reason, where the implementation cannot run."""
-    _function(target, device)
+    row = ROWS[target]
+    _function(target, device, next(iter(row.cuda_dtypes or row.dtypes) if device == "cuda" else iter(row.dtypes)))
 
 
-def _function(target: str, device: str) -> Callable[..., Any]:
-    """The implementation, or NotImplementedError with the reason why it cannot run here."""
+def _function(target: str, device: str, dtype: str = "fp32", **wanted: bool) -> Callable[..., Any]:
+    """The implementation, or NotImplementedError with the reason why it cannot do what is wanted here."""
     import torch
 
     row = ROWS[target]
-    if device not in row.devices:
-        raise NotImplementedError(f"{target} does not run on {device}")
-    if row.capability is not None and torch.cuda.get_device_capability() != row.capability:
-        raise NotImplementedError(f"{target} is written for compute capability {row.capability}")
+    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    reason = row.refusal(device=device, dtype=dtype, capability=capability, **wanted)
+    if reason is not None:
+        raise NotImplementedError(reason)
     if row.options.get("compile"):
         torch.compiler.reset()  # a compiled row's cell compiles afresh, or eager code runs unseen after eight shapes
     return ruler_module("attention/registry.py").load_attention(row)
@@ -127,7 +128,14 @@ def prepare(one: Case, device: str) -> Prepared:
 
     shape, spec = dict(one.shape), get_dtype(one.dtype)
     dtype = getattr(torch, spec.torch_name)
-    function = _function(one.target, device)
+    function = _function(
+        one.target,
+        device,
+        one.dtype,
+        grouped_query=shape["K"] < shape["N"],
+        window="window" in shape,
+        backward=one.phase != "forward",
+    )
     options = _options(shape)
     q, k, v, upstream = _inputs(shape, dtype, device)
     flush = cold_l2(device)
@@ -205,7 +213,7 @@ def check(target: str, dtype_name: str, device: str, phase: str, group: int, hea
 
     exact = results(reference, torch.float64)
     plain = results(reference, dtype)
-    ours = results(_function(target, device), dtype)
+    ours = results(_function(target, device, dtype_name), dtype)
     shares = []
     for index, (got, near, truth) in enumerate(zip(ours, plain, exact, strict=True)):
         allowed = budget(near, truth, GRADIENT_FACTOR if index else OUTPUT_FACTOR, truth)

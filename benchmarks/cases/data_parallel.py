@@ -95,7 +95,7 @@ def prepare(one: Case, device: str) -> Prepared:
         logged = ranks(_communication, one.id)
         slowest = max(range(len(logged)), key=lambda rank: logged[rank]["communication"])
         found = {
-            "communication": {"value": logged[slowest]["communication"], "unit": "second", "better": "lower"},
+            "communication": {"value": logged[slowest]["communication"], "unit": "s", "better": "lower"},
             "peak_memory": {"value": max(entry["peak"] for entry in logged), "unit": "byte", "better": "lower"},
         }
         if logged[slowest]["hidden"] is not None:

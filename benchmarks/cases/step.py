@@ -296,7 +296,7 @@ def phase_metrics(
     found = {}
     for name, _ in parts:
         seconds = [sample[name] for sample in kept]
-        found[name] = {"value": median(seconds), "unit": "second", "better": "lower", "samples": seconds}
+        found[name] = {"value": median(seconds), "unit": "s", "better": "lower", "samples": seconds}
     return found
 
 

@@ -9,12 +9,13 @@ CASE = "attention/reference/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 CPU = {
     "device": "cpu",
     "cpu": "some cpu",
+    "python": "3.11.7",
     "torch": "2.13.0",
     "triton": "3.6.0",
     "world_size": 1,
     "asv": "0.6.6",
 }
-GPU = {**CPU, "device": "cuda", "gpu": "H200", "driver": "570.1"}
+GPU = {**CPU, "device": "cuda", "gpu": "H200", "driver": "570.1", "cuda": "13.0"}
 
 
 def row(

@@ -16,6 +16,7 @@ from benchmarks.report.tables import (
     algorithm_bandwidth,
     bus_bandwidth,
     hidden_exposed,
+    rate_unit,
 )
 
 MIB = 2**20
@@ -47,6 +48,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         lengths = sorted({fact.shape["S"] for fact in group})
         if len(lengths) < 2:
             continue
+        unit, unit_name = rate_unit(group)
         by_target: dict[str, list[Facts]] = defaultdict(list)
         for fact in group:
             by_target[fact.target].append(fact)
@@ -55,7 +57,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
                 name=target,
                 color=palette[target],
                 peer=is_peer(one[0].area, target),
-                points=tuple(_rate_point(fact) for fact in sorted(one, key=lambda f: f.shape["S"])),
+                points=tuple(_rate_point(fact, unit) for fact in sorted(one, key=lambda f: f.shape["S"])),
             )
             for target, one in by_target.items()
         ]
@@ -63,7 +65,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         peak = peak_of(group[0].device_name, group[0].dtype)
         if peak:
             bound = [
-                Point(x=n, y=peak.flops_per_second / 1e12, note="compute peak of the device") for n in lengths
+                Point(x=n, y=peak.flops_per_second / unit, note="compute peak of the device") for n in lengths
             ]
             lines.append(Series(name="compute peak", points=tuple(bound), color=-1, bound=True))
         charts.append(
@@ -72,7 +74,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
                 title=f"Attention {_words(phase)}: rate against length ({rest})",
                 kind="line",
                 x=Axis(label="sequence length" + ("" if square else " (queries)"), log=2, unit="count"),
-                y=Axis(label="TFLOP/s", log=10),
+                y=Axis(label=unit_name, log=10),
                 series=tuple(lines),
                 caption="Higher is better. Visible query-key pairs only are counted; the backward pass counts 2.5 "
                 "forward passes. Dashed lines are peers."
@@ -91,7 +93,7 @@ def _words(name: str) -> str:
     return name.replace("forward_backward", "forward + backward").replace("_", " ")
 
 
-def _rate_point(fact: Facts) -> Point:
+def _rate_point(fact: Facts, unit: float) -> Point:
     rate = fact.per_second("flops")
     if rate is None:
         reason = fact.row.reason or (
@@ -100,7 +102,7 @@ def _rate_point(fact: Facts) -> Point:
         return _gap(fact, fact.shape["S"], reason)
     share = fact.roofline_share
     note = _time_note(fact) + (f", {share:.1%} of the roofline" if share is not None else "")
-    return Point(x=fact.shape["S"], y=rate / 1e12, note=note)
+    return Point(x=fact.shape["S"], y=rate / unit, note=note)
 
 
 def _gap(fact: Facts, x: float, reason: str | None = None) -> Point:

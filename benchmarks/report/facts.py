@@ -164,11 +164,14 @@ def facts_of(row: Row) -> Facts:
 def latest(rows: Iterable[Row]) -> list[Facts]:
     """The newest row of each case on each machine, in the order of their cases' first appearance.
 
-    asv keeps no work, check or reason, so its rows count only where no other suite measured the case. A case
-    measured in several processes of one run is one row with the samples of all of them.
+    asv keeps no work, check or reason, so its rows count only where no other suite measured the case, and its "n/a"
+    never does: it stands for pairs of parameters that nobody asked for, too. A case measured in several processes of
+    one run is one row with the samples of all of them.
     """
     newest: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
+        if row.suite == "asv" and row.status == "skipped":
+            continue
         kept = newest.setdefault((row.machine, row.case), [])
         if kept and (row.run, row.commit) == (kept[0].run, kept[0].commit) and "process" in row.env:
             kept.append(row)
@@ -222,7 +225,9 @@ def context_of(row: Row) -> dict[str, str]:
     device = row.env.get("gpu") or row.env.get("cpu") or row.env.get("device")
     if device:
         context["device"] = str(device)
-    context |= {key: str(row.env[key]) for key in _CONTEXT_KEYS if row.env.get(key) not in (None, "")}
+    versions = {key: str(row.env.get(key) or "") for key in _CONTEXT_KEYS}
+    # asv may name a Python by its path, which is nobody's business.
+    context |= {key: value for key, value in versions.items() if value and "/" not in value}
     return context | {"commit": commit, "date": row.started_at[:10]}
 
 

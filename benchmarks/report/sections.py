@@ -158,7 +158,7 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
         id=f"{identity}--headline",
         title="Beside the peers",
         lede="A peer is what one would use instead. Ratios compare medians of the same run: 2× takes half the peer's "
-        "time. Each card shows the largest configuration of its kind.",
+        "time. Blue bars are ours, gray ones peers. Each card shows the largest configuration of its kind.",
         content=join(
             [
                 tag("div", *(card(group, page.is_peer) for group in groups), class_="cards")
@@ -199,7 +199,11 @@ def _area(page: Page, identity: str, name: str, facts: Sequence[Facts]) -> Secti
     }[name]()
     frames = {
         "attention": lambda: [
-            ("rates", "TFLOP/s of each implementation", tables.attention_rates(chosen)),
+            (
+                "rates",
+                f"{tables.rate_unit(chosen)[1]} of each implementation",
+                tables.attention_rates(chosen),
+            ),
             ("attention", "Every attention row", tables.attention(chosen)),
         ],
         "step": lambda: [("steps", "Steps by phase", tables.steps(chosen))],

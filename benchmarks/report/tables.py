@@ -88,9 +88,11 @@ def peers_of(facts: Iterable[Facts], is_peer: IsPeer) -> list[tuple[Facts, list[
 
 
 def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case beside the fastest peer of its run; a ratio above 1 says that ours is faster."""
+    """Every own case that ran beside the fastest peer of its run; a ratio above 1 says that ours is faster."""
     records = []
     for fact, peers in peers_of(facts, is_peer):
+        if fact.row.status == "skipped":
+            continue
         best = peers[0] if peers and peers[0].seconds is not None else None
         records.append(_identity(fact) | _timing(fact) | {
             "best peer": best.target if best else None,
@@ -177,35 +179,46 @@ def _statistics(summary: Summary | None) -> dict[str, Any]:
     }
 
 
+def rate_unit(facts: Iterable[Facts]) -> tuple[float, str]:
+    """The unit in which these rates read best: TFLOP/s, or GFLOP/s where none reaches one TFLOP/s."""
+    rates = [rate for fact in facts if (rate := fact.per_second("flops")) is not None]
+    return (1e9, "GFLOP/s") if rates and max(rates) < 1e12 else (1e12, "TFLOP/s")
+
+
 def attention(facts: Iterable[Facts]) -> "DataFrame":
-    """Attention rate against length, one row a case: time, TFLOP/s, share of the roofline where the peak is known."""
+    """Attention rate against length, one row a case: time, rate, share of the roofline where the peak is known."""
+    chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
+    unit, name = rate_unit(chosen)
     records = []
-    for fact in facts:
-        if fact.area in ATTENTION_AREAS:
-            rate = fact.per_second("flops")
-            records.append(_identity(fact) | _timing(fact) | {
-                "dtype": fact.dtype, "heads": fact.shape.get("N"), "width": fact.shape.get("H"),
-                "length": fact.shape.get("S"), "mask": fact.shape.get("mask"),
-                "TFLOP/s": rate / 1e12 if rate is not None else None,
-                "of roofline %": _percent(fact.roofline_share),
-                "notes": flags(fact),
-            })  # fmt: skip
+    for fact in chosen:
+        rate = fact.per_second("flops")
+        records.append(_identity(fact) | _timing(fact) | {
+            "dtype": fact.dtype,
+            "heads": fact.shape.get("N"),
+            "width": fact.shape.get("H"),
+            "length": fact.shape.get("S"),
+            "mask": fact.shape.get("mask"),
+            name: rate / unit if rate is not None else None,
+            "of roofline %": _percent(fact.roofline_share),
+            "notes": flags(fact),
+        })  # fmt: skip
     records.sort(key=lambda r: (r["phase"], r["dtype"], r["width"] or 0, r["length"] or 0))
     return frame(records, {"implementation": str, "phase": str, "dtype": str, "heads": int, "width": int,
-                  "mask": str, "length": int, "status": str, "median ms": float, "TFLOP/s": float,
-                  "of roofline %": float, "samples": int, "spread %": float, "notes": str})  # fmt: skip
+                 "mask": str, "length": int, "status": str, "median ms": float, name: float,
+                 "of roofline %": float, "samples": int, "spread %": float, "notes": str})  # fmt: skip
 
 
 def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
-    """Attention rates side by side: a line for each configuration, a column of TFLOP/s for each implementation.
+    """Attention rates side by side: a line for each configuration, a column for each implementation.
 
-    A cell without a rate says why ("oom", "skipped", ...); a cell that was never measured is absent.
+    The unit is `rate_unit`'s. A cell without a rate says why ("oom", "skipped", ...); a cell that was never measured
+    is absent, and a configuration without any rate is left out.
     """
+    chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
+    unit, _ = rate_unit(chosen)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     names: dict[str, None] = {}
-    for fact in facts:
-        if fact.area not in ATTENTION_AREAS:
-            continue
+    for fact in chosen:
         shape = fact.shape
         key = (
             fact.phase,
@@ -217,14 +230,14 @@ def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
         )
         line = lines.setdefault(key, {"phase": fact.phase, "parameters": fact.parameters})
         rate = fact.per_second("flops")
-        line[fact.target] = (
-            rate / 1e12 if rate is not None else (None if fact.row.status == "ok" else fact.row.status)
-        )
+        line[fact.target] = rate / unit if rate is not None else None
+        if fact.row.status != "ok":
+            line[fact.target] = fact.row.status
         names[fact.target] = None
-    return frame(
-        [lines[key] for key in sorted(lines)],
-        {"phase": str, "parameters": str} | dict.fromkeys(names, object),
-    )
+    kept = [
+        lines[key] for key in sorted(lines) if any(isinstance(value, float) for value in lines[key].values())
+    ]
+    return frame(kept, {"phase": str, "parameters": str} | dict.fromkeys(names, object))
 
 
 def collectives(facts: Iterable[Facts]) -> "DataFrame":

@@ -1,4 +1,4 @@
-"""Charts made from facts: which series, which axes, which gaps. Drawing them is `plots`' and the page's job."""
+"""Charts made from facts: which series, which axes, which gaps. `plots` and the page draw them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def colors(facts: Iterable[Facts], is_peer: IsPeer) -> dict[str, int]:
-    """A color index for each target, our own first, so that a name keeps its color over all charts of a page."""
+    """A color index for each target, our own first, so that a name keeps its color over all charts."""
     targets = {(is_peer(fact.area, fact.target), fact.area, fact.target): None for fact in facts}
     areas: dict[str, list[str]] = defaultdict(list)
     for _, area, target in sorted(targets):
@@ -32,7 +32,7 @@ def colors(facts: Iterable[Facts], is_peer: IsPeer) -> dict[str, int]:
 
 
 def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
-    """Rate against length, a chart for each phase and shape, a line for each implementation, the peak above them.
+    """Rate against length: a chart for each phase and shape, a line for each implementation, the peak above.
 
     A configuration swept at a single length needs no chart; its table says it.
     """
@@ -76,8 +76,8 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
                 x=Axis(label="sequence length" + ("" if square else " (queries)"), log=2, unit="count"),
                 y=Axis(label=unit_name, log=10),
                 series=tuple(lines),
-                caption="Higher is better. Visible query-key pairs only are counted; the backward pass counts 2.5 "
-                "forward passes. Dashed lines are peers."
+                caption="Higher is better. Visible query-key pairs only are counted; the backward pass "
+                "counts 2.5 forward passes. Dashed lines are peers."
                 + (
                     " The thin line is the device's compute peak."
                     if peak
@@ -149,8 +149,8 @@ def step_charts(facts: Sequence[Facts]) -> list[Chart]:
                 ),
                 y=Axis(label="median ms", zero=True),
                 series=tuple(series),
-                caption="Lower is better. Phases are timed with a synchronisation between them; the table's total is "
-                "timed without, and may be shorter than their sum.",
+                caption="Lower is better. Phases are timed with a synchronisation between them; the table's "
+                "total is timed without, and may be shorter than their sum.",
                 context=tuple(contexts(group)),
             )
         )
@@ -158,8 +158,10 @@ def step_charts(facts: Sequence[Facts]) -> list[Chart]:
 
 
 def collective_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
-    """Time and bus bandwidth against size, two charts for each collective, a line for each implementation and rank
-    count."""
+    """Time and bus bandwidth against size, a line for each implementation and rank count.
+
+    Two charts for each machine and collective.
+    """
     groups: dict[tuple[str, str], list[Facts]] = defaultdict(list)
     for fact in facts:
         if fact.area in COLLECTIVE_AREAS and fact.shape.get("bytes"):
@@ -203,8 +205,10 @@ def collective_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
 
 
 def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
-    """Data-parallel variants: computation, exposed and hidden communication of each step, one chart a machine, preset
-    and rank count."""
+    """Data-parallel variants: computation, exposed and hidden communication of each step.
+
+    One chart for each machine, preset and rank count.
+    """
     groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
     for fact in facts:
         if fact.area in PARALLEL_AREAS and fact.seconds is not None:
@@ -243,8 +247,8 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
                     Series(name=name, points=tuple(points), color=color)
                     for color, (name, points) in enumerate(parts.items())
                 ),
-                caption="Lower is better. Hidden communication runs while the processor computes: the bar's length is "
-                "the step, and only its exposed part would vanish with an infinitely fast network.",
+                caption="Lower is better. Hidden communication runs while the processor computes: the bar's "
+                "length is the step, and only its exposed part would vanish with an infinitely fast network.",
                 context=tuple(contexts(group)),
             )
         )

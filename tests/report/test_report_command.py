@@ -127,8 +127,8 @@ def test_asv_results_are_read_and_its_configuration_is_no_damage(tmp_path):
         "commit_hash": "1" * 40, "python": "3.11", "requirements": {}, "params": {"machine": "m"},
         "result_columns": ["result", "params", "version", "started_at", "samples"],
         "results": {"bench_attention.Forward.sampled": [
-            [0.5, float("nan")], [["'reference'", "'nobody'"], ["'B1,N1,K1,S8,T8,H8,causal,fp32,w1'"]], "1", 0,
-            [[0.5, 0.6], None],
+            [0.5, float("nan")], [["'reference'", "'nobody'"], ["'B1,N1,K1,S8,T8,H8,causal,fp32,w1'"]],
+            "1", 0, [[0.5, 0.6], None],
         ]},
     }  # fmt: skip
     (local / "asv" / "m" / "x.json").write_text(json.dumps(stored))

@@ -26,8 +26,8 @@ PARALLEL_AREAS = ("parallel", "data_parallel")
 
 # Columns that are not floating-point numbers.
 _TEXT = (
-    "area | implementation | phase | parameters | status | part | dtype | mask | best peer | peer | peer status"
-    " | reason | check | notes | run | case | change | commit | finding | suite | machine"
+    "area | implementation | phase | parameters | status | part | dtype | mask | best peer | peer"
+    " | peer status | reason | check | notes | run | case | change | commit | finding | suite | machine"
 )
 _WHOLE = (
     "samples | heads | width | length | ranks | bytes | sent bytes | formula bytes | commits | without result"
@@ -305,7 +305,7 @@ def algorithm_bandwidth(fact: Facts) -> float | None:
 
 
 def bus_bandwidth(fact: Facts) -> float | None:
-    """Bytes/s over each link as `accounting.collectives` defines it; None for collectives it does not know."""
+    """Bytes/s over each link as `accounting.collectives` defines it; None for others."""
     from trainstep.accounting.collectives import OPS, bus_bandwidth
 
     size = fact.shape.get("bytes")

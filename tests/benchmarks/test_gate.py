@@ -235,6 +235,24 @@ def test_an_alarm_that_does_not_show_again_is_none():
     assert "not confirmed" in findings[0].detail
 
 
+def test_a_busy_machine_is_asked_three_times_and_then_believed_nothing():
+    again = Remeasure({ONE: 1.0}, {ONE: 2.0})
+    spread = iter(range(100))
+
+    def busy(cases, commits):
+        again(cases, commits)
+        return [[row(ONE, (level * 1.3 ** next(spread),)) for _ in range(5)] for level in (1.0, 1.01)]
+
+    (finding,) = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=busy)
+    assert len(again.asked) == 3 and finding.kind == "unchanged" and "too busy to tell" in finding.detail
+
+
+def test_a_busy_machine_says_so_in_the_first_place():
+    crowded = [row(ONE, (1.3**i,), process=i) for i in range(5)]
+    (finding,) = compare(crowded, crowded)
+    assert finding.kind == "unchanged" and "too busy to tell: processes gave 1 to 2.86 s" in finding.detail
+
+
 def test_only_alarms_are_measured_again_and_a_dirty_tree_as_it_is():
     again = Remeasure({TWO: 1.0}, {TWO: 2.0})
     current = side({ONE: 1.0, TWO: 2.0}, commit=B, dirty=True)

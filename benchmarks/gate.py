@@ -30,6 +30,8 @@ STATUS = {
 # Results that differ in one of these were made under other circumstances, also when one side does not know
 # it.
 _CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size")
+# How samples are taken decides what one is: with no warm-up the first call is a sample.
+_METHOD = ("warmup", "inner")
 _CPU_CIRCUMSTANCES = ("cpu", "cpu_count", "cpu_threads")
 # The tools decide what a sample is only where both sides went through them.
 _TOOLS = ("asv", "asv_runner", "pytest_benchmark")
@@ -184,7 +186,7 @@ def circumstances(row: Row) -> dict[str, Any]:
         "machine": row.machine,
         "suite": row.suite,
         "version": row.version,
-        **{name: row.env.get(name) for name in names},
+        **{name: row.env.get(name) for name in (*names, *_METHOD)},
     }
 
 

@@ -124,6 +124,12 @@ def test_other_series_are_not_comparable(fields):
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, **fields)) == ({ONE: "not_comparable"}, 14)
 
 
+def test_another_way_of_sampling_is_not_comparable():
+    """H5: without warm-up the first call, 50 ms, is a sample; with it none is."""
+    cold, warm = ({**CPU, "warmup": warmup} for warmup in (0, 2))
+    assert answer(side({ONE: 0.05}, env=cold), side({ONE: 1e-6}, env=warm)) == ({ONE: "not_comparable"}, 14)
+
+
 def test_a_cpu_case_depends_on_the_processor_a_gpu_case_does_not():
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "cpu": "faster"}))[1] == 14
     assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={**GPU, "cpu": "faster"}))[1] == 0

@@ -1,0 +1,62 @@
+"""The pieces both Hopper kernels are made of: tile bounds, masks, barriers and the order between programs.
+
+Positions: query row i sees key j when j <= i + offset, offset being T - S for the bottom-right alignment and 0 for
+the top-left one. Without a causal mask only the key length bounds what is seen.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+
+@gluon.constexpr_function
+def accumulator_layout(warps_down, warps_across, columns):
+    """Registers of a wgmma accumulator: `warps_down` x 16 rows an instruction, `columns` wide for each warp across."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[warps_down, warps_across], instr_shape=[16, columns, 16]
+    )
+
+
+@gluon.constexpr_function
+def left_operand_layout(accumulator):
+    """Registers of a 16-bit left operand: a bit-for-bit relabelling of an accumulator's, so P never moves."""
+    return gl.DotOperandLayout(operand_index=0, parent=accumulator, k_width=2)
+
+
+@gluon.jit
+def visible(rows, columns, offset, key_length, CAUSAL: gl.constexpr):
+    """[rows, columns] of booleans from a [rows, 1] and a [1, columns] tensor of positions."""
+    seen = columns < key_length
+    if CAUSAL:
+        seen = seen & (columns <= rows + offset)
+    return seen
+
+
+@gluon.jit
+def allocate_barriers(COUNT: gl.constexpr, arrivals: gl.constexpr):
+    """COUNT mbarriers, each complete after `arrivals` arrivals (a TMA's `expect` counts as one)."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def load_acquire(pointer):
+    """One 32-bit integer of global memory; later reads and writes are ordered after it (scope: the device)."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [pointer], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def store_release(pointer, value):
+    """Write one 32-bit integer; everything that this thread saw happen is visible before it (scope: the device)."""
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [pointer, value],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )

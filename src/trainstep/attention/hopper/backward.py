@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -181,26 +180,69 @@ def opaque_zero(t):
 
 
 @gluon.jit
+def score_gradients(
+    t, s, dp, dv, do_tile, ds_tile, lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2, offset, key_length,
+    QUERIES: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    DTYPE: gl.constexpr, LEFT: gl.constexpr,
+):  # fmt: skip
+    """From S_t^T and dP_t^T, the latter still being computed, to dV += P^T dO and dS_t in its tile and registers.
+
+    exp2 runs beside dP_t, and dS_t is made beside dV_t. No product is in flight at the end.
+    """
+    COLUMN: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    lse2 = lse2_ring.index(t % Q_STAGES).reshape([QUERIES]).load(COLUMN)
+    if (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length:
+        rows = row_tile * QUERIES + gl.arange(0, QUERIES, COLUMN)
+        seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
+        s = gl.where(seen, s, -float("inf"))
+    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse2, 0))  # [KEYS, QUERIES]
+    dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do_tile, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    delta = delta_ring.index(t % DO_STAGES).reshape([QUERIES]).load(COLUMN)
+    ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)  # [KEYS, QUERIES]
+    ds_tile.store(ds)
+    fence_async_shared()
+    gl.thread_barrier()
+    dv = warpgroup_mma_wait(0, deps=[dv])
+    return gl.convert_layout(ds, LEFT), dv
+
+
+@gluon.jit
+def add_in_turn(
+    t, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles,
+    QUERIES: gl.constexpr, H: gl.constexpr, ORDER: gl.constexpr,
+):  # fmt: skip
+    """Add dQ_t to the sum in device memory once the key tiles before ours have, and say so: step t is done."""
+    _, _, _, turn, done, _ = bars
+    batch, _, key_tile, _, heads, _, _, _ = work
+    tile = dq_sum + ((batch * heads + head) * row_tiles + row_tile).to(gl.int64) * (QUERIES * H)
+    mbarrier.wait(turn.index(t % ORDER), (t // ORDER) & 1)
+    if key_tile == 0:  # always the first to come: it sets what the others add to
+        gl.store(tile + offsets, by_thread(dq, QUERIES, H))
+    else:
+        gl.atomic_add(tile + offsets, by_thread(dq, QUERIES, H), sem="relaxed", scope="gpu")
+    gl.thread_barrier()
+    mbarrier.arrive(done.index(t % ORDER), count=1)
+
+
+@gluon.jit
 def accumulate_gradients(
     dk_desc, dv_desc, dq_sum, tiles, bars, work, row_tiles, scale, scale_log2, offset, key_length,
     QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
     ORDER: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """The eight computing warps. Products are issued in the order dP_t, dV_t, dQ_t, dK_t, S_{t+1}.
+    """The eight computing warps. Products are issued in the order dQ_t, dK_t, S_{t+1}, dP_{t+1}, dV_{t+1}.
 
-    exp2 of S_t runs beside dP_t, dS_t beside dV_t, and the additions to dQ beside dK_t and S_{t+1}. Waiting for S_t
-    before dP_t is issued, and for dV_t before dQ_t, frees the operands' registers (240 a thread are all in use) and
-    keeps ptxas from serialising the products, which it does when it cannot tell which are complete. The compiler puts
-    a barrier of all eight warps on either side of every arrival, hence the single one a step.
+    The loop is cut where no product is in flight: across its back edge ptxas cannot tell which products are complete
+    and serialises them all. The compiler puts a barrier of all eight warps on either side of every arrival, hence the
+    single one a step.
     """
     S_LAYOUT: gl.constexpr = accumulator_layout(8, 1, QUERIES)
     KV_LAYOUT: gl.constexpr = accumulator_layout(8, 1, H)
     Q_LAYOUT: gl.constexpr = dq_layout(QUERIES, H)
     LEFT: gl.constexpr = left_operand_layout(KV_LAYOUT)
-    COLUMN: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k_ring, v_ring, q_ring, do_ring, lse2_ring, delta_ring, ds_ring = tiles
-    k_tile = k_ring.index(0)
-    kv_ready, q_ready, do_ready, turn, done, _ = bars
+    kv_ready, q_ready, do_ready, _, _, _ = bars
     batch, kv_head, key_tile, group, heads, last_tile, steps_a_head, steps = work
 
     keys = key_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT))
@@ -208,63 +250,51 @@ def accumulate_gradients(
     offsets = flat_offsets(QUERIES, H)
     score_zeros = gl.zeros([KEYS, QUERIES], gl.float32, S_LAYOUT)
     dq_zeros = gl.zeros([QUERIES, H], gl.float32, Q_LAYOUT)
+    dk = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
+    dv = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
+    head = kv_head * group
+    row_tile = last_tile
 
     mbarrier.wait(kv_ready.index(0), 0)
     mbarrier.wait(kv_ready.index(1), 0)
     mbarrier.wait(q_ready.index(0), 0)
-    # Complete before the loop: zeroing dK and dV beside a product in flight would make ptxas serialise them all.
-    s = warpgroup_mma(k_tile, q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[s]))
-    dk = warpgroup_mma_init(gl.zeros([KEYS, H], gl.float32, KV_LAYOUT))
-    dv = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
-    head = kv_head * group
-    row_tile = last_tile
-    gl.assume(steps > 0)  # a loop that may not run would merge dK in flight with its zeros: ptxas would serialise
-    for t in range(steps):
+    mbarrier.wait(do_ready.index(0), 0)
+    s = warpgroup_mma(k_ring.index(0), q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+    dp = warpgroup_mma(v_ring.index(0), do_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    ds, dv = score_gradients(
+        0, s, dp, dv, do_ring.index(0), ds_ring.index(0), lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2,
+        offset, key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT,
+    )  # fmt: skip
+    for t in range(steps - 1):
         zero = opaque_zero(t)
         k_tile = k_ring.index(zero)
         v_tile = v_ring.index(zero)
         ds_tile = ds_ring.index(zero)
-        q_tile = q_ring.index(t % Q_STAGES)  # [QUERIES, H]
-        do_tile = do_ring.index(t % DO_STAGES)  # [QUERIES, H]
-
-        mbarrier.wait(do_ready.index(t % DO_STAGES), (t // DO_STAGES) & 1)
-        s, dk = warpgroup_mma_wait(0, deps=[s, dk])
-        dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-        lse2 = lse2_ring.index(t % Q_STAGES).reshape([QUERIES]).load(COLUMN)
-        if (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length:
-            rows = row_tile * QUERIES + gl.arange(0, QUERIES, COLUMN)
-            seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
-            s = gl.where(seen, s, -float("inf"))
-        p = gl.exp2(s * scale_log2 - gl.expand_dims(lse2, 0))  # [KEYS, QUERIES]
-        dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do_tile, dv, is_async=True)
-
-        dp = warpgroup_mma_wait(1, deps=[dp])
-        delta = delta_ring.index(t % DO_STAGES).reshape([QUERIES]).load(COLUMN)
-        ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
-        ds_tile.store(ds)
-        fence_async_shared()
-        gl.thread_barrier()
-        dv = warpgroup_mma_wait(0, deps=[dv])
+        next_q = q_ring.index((t + 1) % Q_STAGES)  # [QUERIES, H]
+        next_do = do_ring.index((t + 1) % DO_STAGES)  # [QUERIES, H]
         dq = warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq_zeros, use_acc=False, is_async=True)
-        dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q_tile, dk, is_async=True)
-        # The last step's product has no reader: cheaper than a branch between products in flight.
-        ahead = (t + 1) % Q_STAGES
-        mbarrier.wait(q_ready.index(ahead), ((t + 1) // Q_STAGES) & 1, pred=t + 1 < steps)
-        s = warpgroup_mma(k_tile, q_ring.index(ahead).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-
+        dk = warpgroup_mma(ds, q_ring.index(t % Q_STAGES), dk, is_async=True)
+        mbarrier.wait(q_ready.index((t + 1) % Q_STAGES), ((t + 1) // Q_STAGES) & 1)
+        s = warpgroup_mma(k_tile, next_q.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
         dq = warpgroup_mma_wait(2, deps=[dq])
-        tile = dq_sum + ((batch * heads + head) * row_tiles + row_tile).to(gl.int64) * (QUERIES * H)
-        mbarrier.wait(turn.index(t % ORDER), (t // ORDER) & 1)
-        if key_tile == 0:  # always the first to come: it sets what the others add to
-            gl.store(tile + offsets, by_thread(dq, QUERIES, H))
-        else:
-            gl.atomic_add(tile + offsets, by_thread(dq, QUERIES, H), sem="relaxed", scope="gpu")
-        gl.thread_barrier()
-        mbarrier.arrive(done.index(t % ORDER), count=1)
+        add_in_turn(t, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles, QUERIES, H, ORDER)
         head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
+        mbarrier.wait(do_ready.index((t + 1) % DO_STAGES), ((t + 1) // DO_STAGES) & 1)
+        dk = warpgroup_mma_wait(1, deps=[dk])  # frees dS's registers for dP
+        dp = warpgroup_mma(v_tile, next_do.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s])
+        ds, dv = score_gradients(
+            t + 1, s, dp, dv, next_do, ds_tile, lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2, offset,
+            key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT,
+        )  # fmt: skip
+    last = steps - 1
+    dq = warpgroup_mma(ds_ring.index(0).permute((1, 0)), k_ring.index(0), dq_zeros, use_acc=False, is_async=True)
+    dk = warpgroup_mma(ds, q_ring.index(last % Q_STAGES), dk, is_async=True)
+    dq = warpgroup_mma_wait(1, deps=[dq])
+    add_in_turn(last, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles, QUERIES, H, ORDER)
+    dk = warpgroup_mma_wait(0, deps=[dk])
 
-    s, dk = warpgroup_mma_wait(0, deps=[s, dk])
     gl.thread_barrier()  # both warpgroups are done with K and V: their tiles carry the results out
     k_tile = k_ring.index(0)
     v_tile = v_ring.index(0)
@@ -277,7 +307,10 @@ def accumulate_gradients(
     tma.store_wait(0)
 
 
-@gluon.jit
+_LENGTHS = ["heads", "kv_heads", "group", "head_section", "key_tiles", "query_length", "key_length", "offset"]
+
+
+@gluon.jit(do_not_specialize=_LENGTHS)
 def backward_kernel(
     k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, dk_desc, dv_desc, dq_sum, counters, arrivals,
     heads, kv_heads, group, head_section, key_tiles, query_length, key_length, offset, scale, scale_log2,
@@ -342,7 +375,7 @@ def backward_kernel(
     )  # fmt: skip
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["query_length", "row_tiles", "offset"])
 def finish_dq_kernel(
     dq_sum, dq, query_length, row_tiles, offset, scale,
     QUERIES: gl.constexpr, H: gl.constexpr, CAUSAL: gl.constexpr,

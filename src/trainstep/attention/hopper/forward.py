@@ -14,7 +14,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -86,7 +85,7 @@ def attend_tile(
     stage = t % STAGES
     mbarrier.wait(k_ready.index(stage), (t // STAGES) & 1)
     if TAKE_TURNS:
-        mbarrier.wait(turn.index(CONSUMER), t & 1)
+        mbarrier.wait(turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1)  # the first consumer began without waiting
     s = gl.zeros([64, KEYS], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     before = (t - 1) % STAGES
@@ -177,7 +176,10 @@ def attend_rows(
     tma.store_wait(0)
 
 
-@gluon.jit
+_LENGTHS = ["heads", "group", "head_section", "row_tiles", "query_length", "key_length", "offset"]
+
+
+@gluon.jit(do_not_specialize=_LENGTHS)  # a length of 1 must not become a constant: partitions cannot capture one
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, heads, group, head_section, row_tiles, query_length, key_length, offset,
     scale_log2,

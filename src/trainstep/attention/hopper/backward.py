@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from trainstep.attention.hopper.primitives import (
     accumulator_layout,
     allocate_barriers,
+    exp2_shared,
     left_operand_layout,
     load_acquire,
     store_release,
@@ -183,7 +184,7 @@ def opaque_zero(t):
 def score_gradients(
     t, s, dp, dv, do_tile, ds_tile, lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2, offset, key_length,
     QUERIES: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    DTYPE: gl.constexpr, LEFT: gl.constexpr,
+    DTYPE: gl.constexpr, LEFT: gl.constexpr, EMULATED: gl.constexpr,
 ):  # fmt: skip
     """From S_t^T and dP_t^T, the latter still being computed, to dV += P^T dO and dS_t in its tile and registers.
 
@@ -195,7 +196,7 @@ def score_gradients(
         rows = row_tile * QUERIES + gl.arange(0, QUERIES, COLUMN)
         seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
         s = gl.where(seen, s, -float("inf"))
-    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse2, 0))  # [KEYS, QUERIES]
+    p = exp2_shared(s * scale_log2 - gl.expand_dims(lse2, 0), EMULATED)  # [KEYS, QUERIES]
     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do_tile, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])
     delta = delta_ring.index(t % DO_STAGES).reshape([QUERIES]).load(COLUMN)
@@ -229,7 +230,7 @@ def add_in_turn(
 def accumulate_gradients(
     dk_desc, dv_desc, dq_sum, tiles, bars, work, row_tiles, scale, scale_log2, offset, key_length,
     QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
-    ORDER: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
+    ORDER: gl.constexpr, EMULATED: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """The eight computing warps. Products are issued in the order dQ_t, dK_t, S_{t+1}, dP_{t+1}, dV_{t+1}.
 
@@ -264,7 +265,7 @@ def accumulate_gradients(
     s = warpgroup_mma_wait(1, deps=[s])
     ds, dv = score_gradients(
         0, s, dp, dv, do_ring.index(0), ds_ring.index(0), lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2,
-        offset, key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT,
+        offset, key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT, EMULATED,
     )  # fmt: skip
     for t in range(steps - 1):
         zero = opaque_zero(t)
@@ -286,7 +287,7 @@ def accumulate_gradients(
         s = warpgroup_mma_wait(1, deps=[s])
         ds, dv = score_gradients(
             t + 1, s, dp, dv, next_do, ds_tile, lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2, offset,
-            key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT,
+            key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT, EMULATED,
         )  # fmt: skip
     last = steps - 1
     dq = warpgroup_mma(ds_ring.index(0).permute((1, 0)), k_ring.index(0), dq_zeros, use_acc=False, is_async=True)
@@ -315,7 +316,7 @@ def backward_kernel(
     k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, dk_desc, dv_desc, dq_sum, counters, arrivals,
     heads, kv_heads, group, head_section, key_tiles, query_length, key_length, offset, scale, scale_log2,
     QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
+    EMULATED: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """dK and dV [B, K, T, H] of KEYS keys a program, and their share of dQ.
 
@@ -364,7 +365,8 @@ def backward_kernel(
     gl.warp_specialize(
         [
             (accumulate_gradients, (dk_desc, dv_desc, dq_sum, tiles, bars, work, row_tiles, scale, scale_log2, offset,
-                                    key_length, QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER, CAUSAL, DTYPE)),
+                                    key_length, QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER, EMULATED, CAUSAL,
+                                    DTYPE)),
             (load_tiles, (k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, tiles, bars, work,
                           QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER)),
             (take_turns, (counters, bars, work, row_tiles, ORDER)),

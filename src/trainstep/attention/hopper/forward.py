@@ -21,6 +21,8 @@ from trainstep.attention.hopper.primitives import (
     accumulator_layout,
     allocate_barriers,
     left_operand_layout,
+    pack_pairs,
+    unpack_pairs,
     visible,
 )
 
@@ -77,11 +79,11 @@ def online_softmax_update(s, row_max, row_sum, scale_log2, GUARD: gl.constexpr):
 def attend_tile(
     t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
     KEYS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, MASK: gl.constexpr, CONSUMER: gl.constexpr,
-    CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, S_LAYOUT: gl.constexpr,
+    CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
+    DTYPE: gl.constexpr,
 ):  # fmt: skip
     """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1."""
     _, k_ready, k_free, v_ready, v_free, turn = bars
-    P_LAYOUT: gl.constexpr = p.type.layout
     stage = t % STAGES
     mbarrier.wait(k_ready.index(stage), (t // STAGES) & 1)
     if TAKE_TURNS:
@@ -90,7 +92,7 @@ def attend_tile(
     s = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     before = (t - 1) % STAGES
     mbarrier.wait(v_ready.index(before), ((t - 1) // STAGES) & 1)
-    o = warpgroup_mma(p, v_ring.index(before), o, is_async=True)
+    o = warpgroup_mma(unpack_pairs(p, DTYPE, P_LAYOUT), v_ring.index(before), o, is_async=True)
     if TAKE_TURNS:
         mbarrier.arrive(turn.index((CONSUMER + 1) % CONSUMERS), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
@@ -103,7 +105,7 @@ def attend_tile(
     o = warpgroup_mma_wait(0, deps=[o])
     mbarrier.arrive(v_free.index(before), count=1)
     o = o * gl.expand_dims(gl.convert_layout(correction, gl.SliceLayout(1, o.type.layout)), 1)
-    p = gl.convert_layout(probabilities.to(p.dtype), P_LAYOUT)
+    p = pack_pairs(probabilities, DTYPE)
     return p, o, row_max, row_sum
 
 
@@ -142,22 +144,22 @@ def attend_rows(
     seen = visible(gl.expand_dims(rows, 1), gl.expand_dims(columns, 0), offset, key_length, CAUSAL)
     s = gl.where(seen, s, -float("inf"))
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, True)
-    p = gl.convert_layout(probabilities.to(DTYPE), P_LAYOUT)
+    p = pack_pairs(probabilities, DTYPE)
 
     for t in range(1, masked_tiles):
         p, o, row_max, row_sum = attend_tile(
             t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
-            KEYS, STAGES, CAUSAL, True, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT,
+            KEYS, STAGES, CAUSAL, True, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
         )  # fmt: skip
     for t in range(masked_tiles, tiles):
         p, o, row_max, row_sum = attend_tile(
             t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
-            KEYS, STAGES, CAUSAL, False, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT,
+            KEYS, STAGES, CAUSAL, False, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
         )  # fmt: skip
 
     last = (tiles - 1) % STAGES
     mbarrier.wait(v_ready.index(last), ((tiles - 1) // STAGES) & 1)
-    o = warpgroup_mma(p, v_ring.index(last), o, is_async=True)
+    o = warpgroup_mma(unpack_pairs(p, DTYPE, P_LAYOUT), v_ring.index(last), o, is_async=True)
     o = warpgroup_mma_wait(0, deps=[o])
 
     # A row that saw no key: zeros, whatever the masked products left, and -inf.

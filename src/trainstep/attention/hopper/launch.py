@@ -33,10 +33,11 @@ class BackwardTile(NamedTuple):
     keys: int
     q_stages: int
     do_stages: int
+    emulated: int
 
 
 FORWARD = {64: ForwardTile(128, 3, 2, True), 128: ForwardTile(128, 2, 2, True)}
-BACKWARD = {64: BackwardTile(128, 128, 3, 2), 128: BackwardTile(64, 128, 3, 2)}
+BACKWARD = {64: BackwardTile(128, 128, 3, 2, 4), 128: BackwardTile(64, 128, 3, 2, 0)}
 
 
 def _loadable(x: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ def backward(
             _tile_map(dk, tile.keys, seen), _tile_map(dv, tile.keys, seen), dq_sum, counters[1:], counters,
             heads, kv_heads, group, section, key_tiles, queries, seen, offset, scale, scale * LOG2_E,
             QUERIES=tile.queries, KEYS=tile.keys, H=width, Q_STAGES=tile.q_stages, DO_STAGES=tile.do_stages,
-            CAUSAL=causal, DTYPE=_DTYPES[q.dtype], num_warps=8,
+            EMULATED=tile.emulated, CAUSAL=causal, DTYPE=_DTYPES[q.dtype], num_warps=8,
         )  # fmt: skip
         finish_dq_kernel[(instances * row_tiles,)](
             dq_sum, dq, queries, row_tiles, offset, scale, QUERIES=tile.queries, H=width, CAUSAL=causal, num_warps=8

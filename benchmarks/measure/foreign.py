@@ -138,6 +138,7 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                 metrics=extra.get("metrics", {}),
                 check=extra.get("check"),
                 env={
+                    **machine.get("trainstep", {}),  # see conftest.py
                     "pytest_benchmark": data.get("version"),
                     "world_size": world_size,
                     **machine.get("trainstep", {}),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from benchmarks.report.facts import Facts, contexts
 from benchmarks.report.formats import number
 from benchmarks.report.html import Html, tag
-from benchmarks.report.tables import IsPeer
+from benchmarks.report.tables import IsPeer, flags
 
 MOST_CARDS, MOST_BARS = 8, 7
 
@@ -71,6 +71,7 @@ def card(group: Sequence[Facts], is_peer: IsPeer) -> Html:
         ),
         tag("div", said),
         tag("div", *bars, class_="bars"),
+        tag("div", f"Note: {notes}", class_="behind") if (notes := flags(ours)) else None,
         tag("div", tag("div", ours.parameters, class_="mono"), contexts([ours])[0], class_="where"),
         class_="card",
     )

@@ -62,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A place on the x axis to point out: a regression, a change of environment, the end of a phase."""
+    """A place on the x axis to point out: a "regression", a "possible" one, a change of "environment", a "phase"."""
 
     x: float
     label: str

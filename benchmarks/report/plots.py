@@ -28,7 +28,7 @@ def figure(chart: Chart) -> "Figure":
         (_lines if chart.kind == "line" else _bars)(axes, chart)
         axes.set_title(chart.title)
         for place in chart.marks:
-            color = LIGHT.bad if place.kind == "regression" else LIGHT.muted
+            color = {"regression": LIGHT.bad, "possible": LIGHT.warn}.get(place.kind, LIGHT.muted)
             axes.axvline(place.x, color=color, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
             axes.annotate(
                 place.label,

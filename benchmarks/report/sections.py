@@ -100,7 +100,7 @@ def _named(identity: str, name: str) -> str:
 
 
 def _hero(machine: str, facts: Sequence[Facts]) -> Html:
-    newest = max((fact.row for fact in facts), key=lambda row: row.started_at)
+    newest = max((fact.row for fact in facts), key=lambda row: (row.suite != "asv", row.started_at))
     chips = [
         tag("span", f"{key} ", tag("b", value), class_="chip") for key, value in context_of(newest).items()
     ]
@@ -117,21 +117,37 @@ def _hero(machine: str, facts: Sequence[Facts]) -> Html:
 
 
 def _findings(page: Page, identity: str, findings: Sequence[Mapping[str, Any]]) -> Html | None:
-    if not findings:
-        return None
-    lines = [
-        tag(
-            "div",
-            tag("strong", "▲ ", trends.change(f["ratio"])),
-            tag("span", f["case"], class_="mono"),
-            tag("span", "since ", tag("b", trends.blamed(f, page.commits))),
-            class_="finding",
+    """Regressions as an alarm; what too few processes hint at as a quieter note below."""
+    blocks = []
+    for certain in (True, False):
+        chosen = [f for f in findings if trends.sure(f) == certain]
+        if not chosen:
+            continue
+        lines = [
+            tag(
+                "div",
+                tag("strong", "▲ " if certain else "△ ", trends.verdict(f)),
+                tag("span", f["case"], class_="mono"),
+                tag("span", "since ", tag("b", trends.blamed(f, page.commits))),
+                class_="finding",
+            )
+            for f in chosen
+        ]
+        number = f"{len(chosen)} {'' if certain else 'possible '}regression{'s' if len(chosen) > 1 else ''}"
+        why = None if certain else "Too few processes were measured to be sure; the gate measures again."
+        link = tag("a", "See the history", href=f"#{identity}--history")
+        blocks.append(
+            tag(
+                "div",
+                tag("h3", number),
+                tag("p", why, class_="lede") if why else None,
+                *(lines if certain else [tag("details", tag("summary", "Which"), *lines)]),
+                link,
+                class_="banner" if certain else "banner possible",
+                role="status",
+            )
         )
-        for f in findings
-    ]
-    title = f"{len(findings)} regression{'s' if len(findings) > 1 else ''}"
-    link = tag("a", "See the history", href=f"#{identity}--history")
-    return tag("div", tag("h3", title), *lines, link, class_="banner", role="status")
+    return join(blocks) if blocks else None
 
 
 def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
@@ -337,7 +353,13 @@ def sparkline(trend: Trend, commits: Sequence[Commit]) -> Html:
     )
     position = {commit.sha: index for index, commit in enumerate(commits)}
     dots = [
-        tag("circle", cx=f"{place(at)[0]:.1f}", cy=f"{place(at)[1]:.1f}", r="3", fill="var(--bad)")
+        tag(
+            "circle",
+            cx=f"{place(at)[0]:.1f}",
+            cy=f"{place(at)[1]:.1f}",
+            r="3",
+            fill="var(--bad)" if trends.sure(finding) else "var(--warn)",
+        )
         for finding in trend.findings
         for at in [position.get(finding["commits"][-1], -1)]
         if at in trend.values

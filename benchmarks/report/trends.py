@@ -91,7 +91,9 @@ def trends(
                 findings=tuple(mine),
             )
         )
-    return sorted(made, key=lambda t: (not t.findings, t.case, t.machine, t.suite))
+    return sorted(
+        made, key=lambda t: (not any(map(sure, t.findings)), not t.findings, t.case, t.machine, t.suite)
+    )
 
 
 def level(rows: Sequence[Row]) -> float | None:
@@ -110,7 +112,9 @@ def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[
     """Trends whose last result is worse than the best before it by the gate's own rules, and since when.
 
     Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio
-    is the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit.
+    is the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit. "sure"
+    says that each side had as many processes (on a GPU, samples) as the gate's rules need; without them only a
+    large change is reported at all, and as a possibility.
     """
     from benchmarks import evidence, history
     from benchmarks.gate import differences
@@ -130,9 +134,14 @@ def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[
         order = [commit.sha for commit in commits[min(trend.values) : last + 1]]
         step = history.first_bad(order, known, worse=evidence.worse)
         if step is not None:
+            after = known[commits[last].sha]
             answers.append({
-                "machine": trend.machine, "case": trend.case, "suite": trend.suite, "commits":
-                list(step.suspects), "ratio": evidence.ratio(step.before, known[commits[last].sha]),
+                "machine": trend.machine,
+                "case": trend.case,
+                "suite": trend.suite,
+                "commits": list(step.suspects),
+                "ratio": evidence.ratio(step.before, after),
+                "sure": step.before.enough and step.after.enough and after.enough,
             })  # fmt: skip
     return answers
 
@@ -144,6 +153,16 @@ def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
     if len(named) <= 1:
         return named[0] if named else "unknown commit"
     return f"one of {len(named)} commits, {named[0]} to {named[-1]}"
+
+
+def sure(finding: Mapping[str, Any]) -> bool:
+    """Whether enough was measured to call it a regression; findings that do not say were confirmed elsewhere."""
+    return bool(finding.get("sure", True))
+
+
+def verdict(finding: Mapping[str, Any]) -> str:
+    """A finding in words: "15% slower", or "possibly 40% slower" where too little was measured."""
+    return ("" if sure(finding) else "possibly ") + change(finding["ratio"])
 
 
 def change(ratio: float | None) -> str:
@@ -184,12 +203,9 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
     for finding in trend.findings:
         places = [position[sha] for sha in finding["commits"] if sha in position]
         if places:
-            label = f"{change(finding['ratio'])}: {finding['commits'][-1][:8]}"
-            if len(places) > 1:
-                label = (
-                    f"{change(finding['ratio'])}: {finding['commits'][0][:8]}..{finding['commits'][-1][:8]}"
-                )
-            marks.append(Mark(x=max(places), label=label))
+            first, last = finding["commits"][0][:8], finding["commits"][-1][:8]
+            label = f"{verdict(finding)}: {last if len(places) == 1 else f'{first}..{last}'}"
+            marks.append(Mark(x=max(places), label=label, kind="regression" if sure(finding) else "possible"))
     measured = [facts_of(row) for rows in trend.rows.values() for row in rows]
     return Chart(
         id=file_name(f"history {trend.machine} {trend.suite} {trend.case}", taken),
@@ -218,7 +234,7 @@ def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame
             "last/best": last / best if last is not None and best else None,
             "last ms": last * 1e3 if last is not None else None,
             "best ms": best * 1e3 if best is not None else None,
-            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings)
+            "finding": "; ".join(f"{verdict(f)}: {blamed(f, commits)}" for f in trend.findings)
             or None,
             "commits": len(trend.values),
             "without result": max(trend.rows) - min(trend.rows) + 1 - len(trend.values),
@@ -237,7 +253,7 @@ def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commi
         {
             "case": f["case"],
             "new/old": f["ratio"],
-            "change": change(f["ratio"]),
+            "change": verdict(f),
             "commit": blamed(f, commits),
         }
         for f in findings

@@ -122,6 +122,12 @@ def test_the_regression_is_announced_with_its_commit(elements):
     assert "1 regression" in shown and "15% slower" in shown and "44444444 Mask keys in a loop" in shown
 
 
+def test_a_possible_regression_is_no_alarm():
+    finding = FINDINGS[0] | {"sure": False}
+    page = build_page(all_rows(), is_peer=is_peer, commits=COMMITS, findings=[finding]).html
+    assert "1 possible regression" in page and "possibly 15% slower" in page and "1 regression<" not in page
+
+
 def test_every_figure_and_every_table_can_be_taken_away(made, elements):
     named = {a["data-chart"] for name, a in elements.found if name == "figure"}
     assert named == {chart.id for chart in made.figures} and len(named) >= 8

@@ -11,6 +11,7 @@ from benchmarks.report.trends import (
     trend_chart,
     trend_table,
     trends,
+    verdict,
 )
 from tests.report.synthetic import (
     COMMITS,
@@ -67,6 +68,17 @@ def test_a_commit_without_a_result_widens_the_range():
 def test_partly_recovered_is_still_slower_than_the_best():
     (found,) = regressions(trends(series([10.0, 20.0, 15.0]), COMMITS), COMMITS)
     assert found["commits"] == [COMMITS[1].sha] and found["ratio"] == pytest.approx(1.5, rel=0.01)
+
+
+def test_too_few_processes_make_a_possibility_and_no_alarm():
+    rows = [one for one in series([1.0, 1.0, 3.0]) if one.env["process"] == 0]
+    (found,) = regressions(trends(rows, COMMITS), COMMITS)
+    assert found["commits"] == [COMMITS[2].sha] and not found["sure"]
+    assert verdict(found) == "possibly 3x as long"
+    (mark,) = trend_chart(trend_of(STEADY, rows, [found]), COMMITS).marks
+    assert mark.kind == "possible" and mark.label == "possibly 3x as long: 22222222"
+    (certain,) = regressions(trends(series([1.0, 1.0, 3.0]), COMMITS), COMMITS)
+    assert certain["sure"] and verdict(certain) == "3x as long"
 
 
 def test_recovered_is_no_regression():

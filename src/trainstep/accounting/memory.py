@@ -86,7 +86,7 @@ def block_activation_bytes(config: ModelConfig, *, attention: str, element_bytes
 
         norms        two inputs and two outputs, 4 T D, and a float32 scale for each token and norm
         projections  q, k and v after RoPE, T D + 2 T K H, and attention's output, T D
-        attention    materialised: scores and probabilities, 2 B N S^2, and four float32 values a row;
+        attention    materialised: scores and probabilities, 2 B N S^2, and two float32 values a row;
                      flash: the log-sum-exp, 4 B N S bytes
         ffn          gate, up and their product, 3 T F
 
@@ -102,7 +102,7 @@ def block_activation_bytes(config: ModelConfig, *, attention: str, element_bytes
     tokens = config.batch_size * config.context_length
     rows = tokens * config.n_heads
     d, kv = config.d_model, config.kv_heads * config.head_dim
-    materialised = 2 * scores_bytes(config, element_bytes) + 4 * 4 * rows
+    materialised = 2 * scores_bytes(config, element_bytes) + 2 * 4 * rows
     return {
         "norms": 4 * tokens * d * element_bytes + 2 * 4 * tokens,
         "projections": (2 * tokens * d + 2 * tokens * kv) * element_bytes,

@@ -57,8 +57,8 @@ def forward(
     def run(tile: Tile) -> None:
         forward_kernel[_grid(batch, query_heads, queries, tile.queries)](
             q, k, v, out, lse, q.stride(), k.stride(), v.stride(), out.stride(),
-            query_heads, queries, keys, offset, window or 0, scale * LOG2_E.value,
-            GROUP=query_heads // key_heads, WIDTH=width, BLOCK_H=tuning.padded_width(width),
+            query_heads, query_heads // key_heads, queries, keys, offset, window or 0, scale * LOG2_E.value,
+            WIDTH=width, BLOCK_H=tuning.padded_width(width),
             BLOCK_Q=tile.queries, BLOCK_K=tile.keys, CAUSAL=causal, WINDOWED=window is not None,
             PRECISION="tf32" if tf32 else "ieee", num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -95,12 +95,11 @@ def backward(
     shape = {"WIDTH": width, "BLOCK_H": tuning.padded_width(width)}
     options = {
         **shape,
-        "GROUP": query_heads // key_heads,
         "CAUSAL": causal,
         "WINDOWED": window is not None,
         "PRECISION": "tf32" if tf32 else "ieee",
     }
-    problem = (queries, keys, offset, window or 0, scale)
+    problem = (query_heads // key_heads, queries, keys, offset, window or 0, scale)
 
     def run_dq(tile: Tile) -> None:
         backward_kernels.dq_kernel[_grid(batch, query_heads, queries, tile.queries)](

@@ -22,6 +22,7 @@ class AttentionRow:
         peer: shipped by somebody else; never our own work.
         devices: device types it runs on.
         dtypes: short names, see `specs.dtype`.
+        cuda_dtypes: where CUDA's kernel takes other dtypes than `dtypes`; None where it takes the same.
         grouped_query: takes k and v with fewer heads than q.
         window: takes a sliding window.
         backward: differentiable.
@@ -35,15 +36,112 @@ class AttentionRow:
     peer: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    cuda_dtypes: tuple[str, ...] | None = None
     grouped_query: bool = True
     window: bool = True
     backward: bool = True
     lse: bool = True
     capability: tuple[int, int] | None = None
 
+    def refusal(
+        self,
+        *,
+        device: str,
+        dtype: str,
+        grouped_query: bool = False,
+        window: bool = False,
+        backward: bool = False,
+        lse: bool = False,
+        capability: tuple[int, int] | None = None,
+    ) -> str | None:
+        """One line that says why the row cannot do this, None when it can.
+
+        Args:
+            device: device type, "cpu" or "cuda".
+            capability: of the CUDA device; needed only by rows that are written for one.
+        """
+        dtypes = self.cuda_dtypes if device == "cuda" and self.cuda_dtypes is not None else self.dtypes
+        if device not in self.devices:
+            return f"{self.name} does not run on {device}"
+        if self.capability is not None and capability != self.capability:
+            return f"{self.name} needs compute capability {self.capability[0]}.{self.capability[1]}"
+        if dtype not in dtypes:
+            return f"{self.name} does not take {dtype} on {device}"
+        for wanted, able, what in (
+            (grouped_query, self.grouped_query, "grouped-query heads"),
+            (window, self.window, "a sliding window"),
+            (backward, self.backward, "gradients"),
+            (lse, self.lse, "a log-sum-exp"),
+        ):
+            if wanted and not able:
+                return f"{self.name} does not offer {what}"
+        return None
+
+
+_SDPA = "trainstep.attention.sdpa:attention"
+_TRITON = "trainstep.attention.triton.function:attention"
 
 ATTENTION: tuple[AttentionRow, ...] = (
-    AttentionRow(name="reference", target="trainstep.attention.reference:attention"),
+    AttentionRow(
+        name="reference",
+        target="trainstep.attention.reference:attention",
+        dtypes=("fp32", "tf32", "fp16", "bf16", "fp64"),
+    ),
+    AttentionRow(
+        name="reference-compiled",
+        target="trainstep.attention.reference:attention",
+        options={"compile": True},
+        dtypes=("fp32", "tf32", "fp16", "bf16", "fp64"),
+    ),
+    AttentionRow(
+        name="tiled", target="trainstep.attention.tiled:attention", dtypes=("fp32", "fp16", "bf16", "fp64")
+    ),
+    # On a CPU these two run in Triton's interpreter only, which is for tests.
+    AttentionRow(name="triton", target=_TRITON, devices=("cuda",)),
+    AttentionRow(
+        name="triton-tf32", target=_TRITON, options={"tf32": True}, devices=("cuda",), dtypes=("tf32",)
+    ),
+    AttentionRow(
+        name="sdpa-flash",
+        target=_SDPA,
+        options={"backend": "flash"},
+        peer=True,
+        dtypes=("fp32", "fp16", "bf16", "fp64"),
+        cuda_dtypes=("fp16", "bf16"),
+        window=False,
+        lse=False,
+    ),
+    AttentionRow(
+        name="sdpa-cudnn",
+        target=_SDPA,
+        options={"backend": "cudnn"},
+        peer=True,
+        devices=("cuda",),
+        dtypes=("fp16", "bf16"),
+        window=False,
+        lse=False,
+    ),
+    AttentionRow(
+        name="sdpa-efficient",
+        target=_SDPA,
+        options={"backend": "efficient"},
+        peer=True,
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        grouped_query=False,
+        window=False,
+        lse=False,
+    ),
+    AttentionRow(
+        name="sdpa-math",
+        target=_SDPA,
+        options={"backend": "math"},
+        peer=True,
+        dtypes=("fp32", "tf32", "fp16", "bf16", "fp64"),
+        lse=False,
+    ),
+    # On a CPU FlexAttention has no backward pass and no log-sum-exp.
+    AttentionRow(name="flex", target="trainstep.attention.flex:attention", peer=True, devices=("cuda",)),
 )
 
 
@@ -56,7 +154,9 @@ def get_attention(name: str) -> AttentionRow:
     for row in ATTENTION:
         if row.name == name:
             return row
-    raise ValueError(f"unknown attention implementation {name!r}; known: {', '.join(r.name for r in ATTENTION)}")
+    raise ValueError(
+        f"unknown attention implementation {name!r}; known: {', '.join(r.name for r in ATTENTION)}"
+    )
 
 
 def load_attention(row: AttentionRow) -> Callable[..., Any]:

@@ -101,8 +101,12 @@ def load_checkpoint(
     difference = _difference(content["model"], model.state_dict())
     if difference is not None:
         raise ValueError(f"{path} belongs to another model: {difference}")
-    # The optimizer first: it checks its groups before it changes anything.
-    optimizer.load_state_dict(content["optimizer"])
+    try:
+        optimizer.load_state_dict(
+            content["optimizer"]
+        )  # first: it checks its groups before it changes anything
+    except ValueError as error:
+        raise ValueError(f"{path} belongs to another optimizer: {error}") from error
     model.load_state_dict(content["model"])
     torch.set_rng_state(content["rng"]["cpu"])
     if content["rng"]["cuda"] and torch.cuda.is_available():
@@ -117,13 +121,12 @@ def _read(path: Path) -> dict[str, Any]:
     """The file's content on the CPU, refused unless `save_checkpoint` wrote all of it."""
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # torch raises half a dozen kinds for damaged archives
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
+    with path.open("rb") as file:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises half a dozen kinds for damaged archives, OSError among them
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of format {FORMAT}")
     return content

@@ -36,8 +36,12 @@ class TokenDataset:
         self.tokens: npt.NDArray[np.integer]
         if path.suffix == ".npy":
             self.tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        elif path.stat().st_size == 0:  # an empty file cannot be mapped
+        elif (size_bytes := path.stat().st_size) == 0:  # an empty file cannot be mapped
             self.tokens = np.empty(0, dtype=dtype)
+        elif size_bytes % np.dtype(dtype).itemsize:
+            raise ValueError(
+                f"{path} holds {size_bytes} bytes, which are no whole number of {np.dtype(dtype)}"
+            )
         else:
             self.tokens = np.memmap(path, dtype=dtype, mode="r")
         if self.tokens.ndim != 1 or not np.issubdtype(self.tokens.dtype, np.integer):
@@ -71,6 +75,8 @@ class TokenDataset:
             inputs and targets, each [batch_size, context_length] int64; targets are the inputs one token
             later.
         """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         starts = torch.randint(len(self), (batch_size,), generator=generator).tolist()
         crops = np.stack([self.tokens[start : start + self.context_length + 1] for start in starts])
         batch = torch.from_numpy(crops.astype(np.int64))

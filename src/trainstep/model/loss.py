@@ -7,8 +7,8 @@ from torch import Tensor
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Mean over the valid targets of -log softmax(logits)[target], computed in float32.
 
-    loss = logsumexp(logits) - logits[target]; the maximum is subtracted inside the log-sum-exp, so large
-    logits neither overflow nor lose the answer.
+    With z = logits - max(logits): loss = log(sum(exp(z))) - z[target], which neither overflows nor loses the
+    answer for large logits.
 
     Args:
         logits: [..., V], any floating dtype.
@@ -30,5 +30,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     valid = targets != ignore_index
     index = targets.where(valid, 0).long().unsqueeze(-1)
-    losses = torch.logsumexp(wide, dim=-1) - wide.gather(-1, index).squeeze(-1)
+    # Shifted once for both terms: the difference of two large numbers would lose a small loss.
+    shifted = wide - wide.detach().amax(dim=-1, keepdim=True)
+    losses = shifted.exp().sum(dim=-1).log() - shifted.gather(-1, index).squeeze(-1)
     return losses.where(valid, 0.0).sum() / valid.sum()

@@ -16,6 +16,7 @@ SHAPE_KEYS = (
     "T",  # keys
     "H",  # head width
     "D",  # model width
+    "F",  # feed-forward width
     "V",  # vocabulary
     "L",  # layers
     "bytes",  # collective payload
@@ -65,13 +66,16 @@ class Prepared:
     """A case ready to be timed.
 
     Attributes:
-        run: does the work once and returns only when the device, or the slowest rank, is done.
-        clock: times one `run` in seconds; see `measure.clock`.
+        run: does the work once.
+        clock: times one `run` in seconds and returns only when the device, or the slowest rank, is done;
+            see `measure.clock`.
         before: runs before each sample outside the timed window (cache flush, gradient reset).
         close: releases memory and ranks.
         work: what one run must do.
         check: compares with the reference, None when the case has no output to check.
         metrics: reads further metrics after the samples were taken, name -> {value, unit, better[, samples]}.
+        state: "same" when every sample starts from the same state; "advances" declares that it does not
+            (a training step moves the parameters; the work stays the same).
     """
 
     run: Callable[[], Any]
@@ -81,6 +85,7 @@ class Prepared:
     work: Work = field(default_factory=Work)
     check: Callable[[], Check] | None = None
     metrics: Callable[[], dict[str, dict[str, Any]]] | None = None
+    state: str = "same"
 
 
 @dataclass(frozen=True, kw_only=True)

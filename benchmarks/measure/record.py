@@ -1,10 +1,26 @@
-"""One measured row: the schema that everything after the measurement sees."""
+"""One measured row, how it is written and where: the schema that everything after the measurement sees.
 
-from dataclasses import asdict, dataclass, field
+A run is one file of JSON lines, `results/records/<machine>/<commit>/<run>.jsonl`. Each added row rewrites the
+whole file beside itself and moves it over the old one (`os.replace`): a reader, an interruption or a full
+disk meets the file with the row or without it, never half of it. A run has hundreds of rows of a few
+kilobytes, so the rewriting is cheap beside one measurement.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "skipped", "red")
+SUITES = ("run", "asv", "pytest")
+RESULTS = Path("results")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +38,15 @@ class Row:
         source_sha256: of the tree src/.
         ruler_sha256: of the tree benchmarks/.
         started_at: UTC, ISO 8601.
-        status: "ok", "oom" (out of memory), "error", "skipped" (cannot run here) or "red" (check failed: no speed).
-        reason: one line, for every status but "ok".
+        status: "ok", "oom" (out of memory), "error", "skipped" (cannot run here) or "red" (check failed: no
+        speed). reason: one line, for every status but "ok".
         samples_seconds: every timed repetition; empty unless ok.
         first_seconds: the first call, which may compile; None unless it ran.
         metrics: name -> {"value", "unit", "better": "lower" | "higher" | None[, "samples"]}.
         check: {"error", "budget"} or None where there is nothing to check.
         env: what the result depends on: device, driver, torch, triton, python, world size, tool versions, ...
+            `env["process"]` numbers the process that took the samples where a case is measured in several
+            (one row each): the gate takes the minimum of each process on a CPU.
     """
 
     case: str
@@ -53,3 +71,275 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """A dictionary that strict JSON can hold, once non-finite numbers were replaced by the writer."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "Row":
+        """The row of a stored line.
+
+        Raises:
+            ValueError: a field is absent, unknown or of the wrong kind.
+        """
+        if not isinstance(stored, dict):
+            raise ValueError("not a row")
+        if stored.get("schema") != SCHEMA:
+            raise ValueError(f"schema {stored.get('schema')!r}, this program reads {SCHEMA}")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(stored) - known):
+            raise ValueError(f"unknown field {unknown[0]!r}")
+        for name in (
+            "case",
+            "suite",
+            "run",
+            "machine",
+            "source_sha256",
+            "ruler_sha256",
+            "started_at",
+            "status",
+        ):
+            if not isinstance(stored.get(name), str):
+                raise ValueError(f"field {name!r} is not text")
+        if stored["status"] not in STATUSES:
+            raise ValueError(f"unknown status {stored['status']!r}")
+        if not isinstance(stored.get("version"), int) or not isinstance(stored.get("dirty"), bool):
+            raise ValueError("version or dirty has the wrong kind")
+        for name in ("commit", "reason"):
+            if not isinstance(stored.get(name), str | None):
+                raise ValueError(f"field {name!r} is not text")
+        for name in ("metrics", "env"):
+            if not isinstance(stored.get(name, {}), dict):
+                raise ValueError(f"field {name!r} is not a table")
+        samples = stored.get("samples_seconds", [])
+        if not isinstance(samples, list) or not all(_finite(s) for s in samples):
+            raise ValueError("samples_seconds are not finite numbers")
+        return cls(**{**stored, "samples_seconds": tuple(float(s) for s in samples)})
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def finite_or_absent(value: Any) -> Any:
+    """The same structure with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): finite_or_absent(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_absent(v) for v in value]
+    return value
+
+
+def to_line(row: Row) -> str:
+    """One row as one line of strict JSON.
+
+    What is not finite is absent and the status stays as it was. One sample that is not finite makes all of
+    the row's samples absent: the clock or the case is broken, and a median over the rest would hide it; the
+    gate calls an "ok" row without samples failed.
+    """
+    stored = finite_or_absent(row.to_json())
+    if any(s is None for s in stored["samples_seconds"]):
+        stored["samples_seconds"] = []
+    for metric in stored["metrics"].values():
+        if any(s is None for s in metric.get("samples") or ()):
+            metric["samples"], metric["value"] = [], None
+    return json.dumps(stored, allow_nan=False, ensure_ascii=True, separators=(",", ":")) + "\n"
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON as its standard has it: no NaN, no Infinity, no number that overflows to one.
+
+    Raises:
+        ValueError: the text is not strict JSON.
+    """
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits} is not a finite number")
+        return value
+
+    return json.loads(text, parse_constant=refuse, parse_float=number)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Put `text` at `path` so that others see the old file or the new one, never a part.
+
+    Raises:
+        ValueError: the place cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared results directory from being read
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def safe_name(text: str) -> str:
+    """A file name for text from outside: letters, digits, `.`, `_`, `-`; different texts give different
+    names.
+
+    Text that is already such a name is kept; any other is cleaned and gets eight digits of its SHA-256. A
+    name that ends like such digits gets them too, so that it cannot pass for another text's.
+    """
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-")[:80]
+    if cleaned and cleaned == text and not re.search(r"-[0-9a-f]{8}$", text):
+        return text
+    digits = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{cleaned or 'name'}-{digits}"
+
+
+def check_machine(name: str) -> str:
+    """The name, when it can stand for a machine in paths, tables and asv.
+
+    Raises:
+        ValueError: it cannot, or it is "local", which stands for no machine.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name.endswith("."):
+        raise ValueError(
+            f"machine name {name!r} is not usable: 1 to 63 of letters, digits and '._-', first no sign"
+        )
+    if name == "local":
+        raise ValueError("machine name 'local' is taken: it stands for runs without --machine")
+    return name
+
+
+def destination(machine: str | None, commit: str | None, results: Path = RESULTS) -> Path:
+    """The directory a run's file goes to.
+
+    `results/records/<machine>/<commit>/` is the published series and needs both names; without a machine rows
+    go to the git-ignored `results/local/<commit>/` (`no-commit` where git does not travel).
+
+    Raises:
+        ValueError: the machine's name is unusable, or it has no commit to be filed under.
+    """
+    if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise ValueError(f"{commit!r} is not a full commit id (40 hex digits)")
+    if machine is None:
+        return results / "local" / (commit or "no-commit")
+    check_machine(machine)
+    if commit is None:
+        raise ValueError(
+            f"no commit known here to file {machine}'s rows under: write them with --out, adopt them later"
+        )
+    return results / "records" / machine / commit
+
+
+class RunWriter:
+    """Writes one run's rows, each whole as soon as it is added, and knows what a resumed run has already.
+
+    Args:
+        directory: see `destination`; made when the first row is added.
+        run_id: any text; `safe_name` makes the file's name of it.
+
+    Raises:
+        ValueError: the run's file is there and damaged; it is left alone.
+    """
+
+    def __init__(self, directory: Path | str, run_id: str) -> None:
+        self._open(Path(directory) / f"{safe_name(run_id)}.jsonl")
+
+    @classmethod
+    def to_file(cls, path: Path | str) -> "RunWriter":
+        """A writer for a file named by the user (`--out`)."""
+        writer = cls.__new__(cls)
+        writer._open(Path(path))
+        return writer
+
+    def _open(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        if path.exists():
+            try:
+                self.rows = read_rows(path)
+            except ValueError as error:
+                raise ValueError(f"{path} is damaged ({error}); move it away to measure again") from None
+        self._text = "".join(to_line(row) for row in self.rows)
+
+    def add(self, row: Row) -> None:
+        """Store a row; on return it is on the disk.
+
+        Raises:
+            ValueError: the place cannot be written, or the file holds rows of other sources: resuming would
+            put two
+                programs' times into one run.
+        """
+        if self.rows:
+            first = self.rows[0]
+            mine = (row.commit, row.source_sha256, row.ruler_sha256, row.machine)
+            if mine != (first.commit, first.source_sha256, first.ruler_sha256, first.machine):
+                raise ValueError(f"{self.path} was measured with other sources; choose another run or file")
+        text = self._text + to_line(row)
+        write_atomically(self.path, text)
+        self._text = text
+        self.rows.append(row)
+
+    def done_ids(self, process: int | None = None) -> set[str]:
+        """Ids of the cases that have a row, of any status; with `process`, a row taken by that process."""
+        return {r.case for r in self.rows if process is None or r.env.get("process") == process}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one of our own files.
+
+    Raises:
+        ValueError: the file is damaged; says where.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from None
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            rows.append(Row.from_json(strict_json(line)))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+    return rows
+
+
+def load(paths: Iterable[Path | str]) -> tuple[list[Row], list[str]]:
+    """Rows of every result file: our own, asv's (`results/asv/<machine>/*.json`) and pytest-benchmark's.
+
+    A damaged file gives no rows and one line that names it; nothing is written.
+
+    Args:
+        paths: files, or directories searched for `*.jsonl` and `*.json`.
+
+    Returns:
+        rows in the files' order, and one problem a file that could not be read.
+    """
+    from benchmarks.measure.foreign import read_foreign
+
+    rows: list[Row] = []
+    problems: list[str] = []
+    for path in _files(paths):
+        try:
+            rows += read_rows(path) if path.suffix == ".jsonl" else read_foreign(path)
+        except ValueError as error:
+            problems.append(f"{path}: skipped, damaged: {error}")
+    return rows, problems
+
+
+def _files(paths: Iterable[Path | str]) -> Iterable[Path]:
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield path
+            continue
+        for found in sorted(p for p in path.rglob("*") if p.suffix in (".jsonl", ".json")):
+            # asv keeps these two beside its results; they hold no result. A leading dot: a write under way.
+            if found.name not in ("machine.json", "benchmarks.json") and not found.name.startswith("."):
+                yield found

@@ -49,12 +49,12 @@ def test_parameters_without_gradients_and_generators():
 
 
 def test_half_precision_norm_is_summed_in_float32():
-    # 100 * 300^2 = 9e6 overflows float16.
+    # The squares and the norm itself, 300,000, overflow float16.
     parameters = parameters_with(
-        torch.full((100,), 300.0, dtype=torch.float16), torch.ones(1, dtype=torch.bfloat16)
+        torch.full((100,), 30_000.0, dtype=torch.float16), torch.ones(1, dtype=torch.bfloat16)
     )
     norm = clip_grad_norm(parameters, 1.0)
-    assert norm.dtype == torch.float32 and norm.item() == pytest.approx(3000.0, rel=1e-6)
+    assert norm.dtype == torch.float32 and norm.item() == pytest.approx(300_000.0, rel=1e-6)
     assert [p.grad.dtype for p in parameters] == [torch.float16, torch.bfloat16]
     assert parameters[0].grad[0].item() == pytest.approx(0.1, rel=1e-3)
 

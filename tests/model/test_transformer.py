@@ -25,7 +25,7 @@ PARAMETERS = {
 
 
 def tiny(**overrides) -> ModelConfig:
-    shape = {"d_model": 24, "d_ff": 40, "n_layers": 2, "n_heads": 4, "vocab_size": 31, "context_length": 16}
+    shape = {"d_model": 32, "d_ff": 40, "n_layers": 2, "n_heads": 4, "vocab_size": 31, "context_length": 16}
     return ModelConfig(name="tiny", **(shape | overrides))
 
 
@@ -280,9 +280,27 @@ def test_autocast(options):
     assert 0 < (logits.double() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
+@pytest.mark.parametrize("name", ["tiled", "sdpa-math"])
+def test_attention_by_name(name):
+    plain, other = build(n_kv_heads=2), build(n_kv_heads=2, attention=name)
+    tokens = tokens_of(plain)
+    called = []
+    inner = other.blocks[0].attention.attend
+    assert inner is not plain.blocks[0].attention.attend
+    other.blocks[0].attention.attend = lambda *args, **options: (
+        called.append(options) or inner(*args, **options)
+    )
+    torch.testing.assert_close(other(tokens), plain(tokens))
+    assert called == [{"causal": True, "window": None}]
+    ours, theirs = gradients(other, tokens), gradients(plain, tokens)
+    for key, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[key])
+
+
 @pytest.mark.parametrize("frozen", [False, True])
-def test_checkpointing_every_block_changes_no_bit(frozen):
-    plain, checkpointed = build(), build(checkpoint="every-block")
+@pytest.mark.parametrize("policy", ["every-block", "groups-2", "recursive", "selective"])
+def test_checkpointing_saves_less_and_changes_no_bit(frozen, policy):
+    plain, checkpointed = build(n_layers=4), build(n_layers=4, checkpoint=policy)
     tokens = tokens_of(plain)
     saved = {}
     for model in (plain, checkpointed):
@@ -308,14 +326,14 @@ def test_run_blocks_can_be_replaced():
     model.run_blocks = backwards
     tokens = tokens_of(model)
     expected = model.head(model.norm(model.embedding(tokens)))
-    assert torch.equal(model(tokens), expected) and ran == [(2, (2, 9, 24), None)]
+    assert torch.equal(model(tokens), expected) and ran == [(2, (2, 9, 32), None)]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"attention": "no-such"}, "unknown attention implementation 'no-such'; known: reference"),
-        ({"checkpoint": "no-such"}, "unknown checkpointing policy 'no-such'; known: none, every-block"),
+        ({"checkpoint": "no-such"}, "unknown checkpointing policy 'no-such'; known: none"),
     ],
 )
 def test_unknown_names_are_refused(overrides, message):
@@ -355,10 +373,10 @@ def test_compiles_into_kernels():
         torch.testing.assert_close(compiled(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_compiles_into_one_graph(fused):
+@pytest.mark.parametrize(("fused", "checkpoint"), [(False, "none"), (True, "none"), (False, "every-block")])
+def test_compiles_into_one_graph(fused, checkpoint):
     """Traced by torch.compile and differentiated by AOTAutograd, without making kernels."""
-    model = build(window=3, global_every=2, n_kv_heads=2, fused_projections=fused)
+    model = build(window=3, global_every=2, n_kv_heads=2, fused_projections=fused, checkpoint=checkpoint)
     tokens = tokens_of(model)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")

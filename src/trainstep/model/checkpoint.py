@@ -102,9 +102,8 @@ def load_checkpoint(
     if difference is not None:
         raise ValueError(f"{path} belongs to another model: {difference}")
     try:
-        optimizer.load_state_dict(
-            content["optimizer"]
-        )  # first: it checks its groups before it changes anything
+        # Before the model: it checks its groups before it changes anything.
+        optimizer.load_state_dict(content["optimizer"])
     except ValueError as error:
         raise ValueError(f"{path} belongs to another optimizer: {error}") from error
     model.load_state_dict(content["model"])

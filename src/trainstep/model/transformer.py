@@ -1,12 +1,14 @@
 """The decoder-only Transformer language model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from trainstep.attention.registry import get_attention, load_attention
+from trainstep.memory import checkpointing
+from trainstep.memory.policy import parse_policy
 from trainstep.model.attention import CausalSelfAttention
 from trainstep.model.embedding import Embedding
 from trainstep.model.linear import Linear
@@ -15,25 +17,6 @@ from trainstep.model.rope import RotaryEmbedding
 from trainstep.model.swiglu import SwiGLU
 from trainstep.specs.dtype import get_dtype
 from trainstep.specs.model import ModelConfig
-
-RunBlocks = Callable[[Iterable[nn.Module], Tensor, Tensor | None], Tensor]
-
-
-def run_blocks(blocks: Iterable[nn.Module], x: Tensor, positions: Tensor | None) -> Tensor:
-    """Run blocks one after the other, saving for backward whatever autograd asks for."""
-    for block in blocks:
-        x = block(x, positions)
-    return x
-
-
-def run_blocks_checkpointed(blocks: Iterable[nn.Module], x: Tensor, positions: Tensor | None) -> Tensor:
-    """Run blocks one after the other, saving only each one's input and recomputing it in backward."""
-    for block in blocks:
-        x = checkpoint(block, x, positions, use_reentrant=False)
-    return x
-
-
-CHECKPOINT_POLICIES: dict[str, RunBlocks] = {"none": run_blocks, "every-block": run_blocks_checkpointed}
 
 
 class TransformerBlock(nn.Module):
@@ -90,7 +73,7 @@ class TransformerLM(nn.Module):
     Attributes:
         config: the shape it was built from.
         embedding, blocks, norm, head: the parts in order; `blocks` is an nn.ModuleList of TransformerBlock.
-        run_blocks: `(blocks, x, positions) -> x`, what the checkpointing policy replaces.
+        run_blocks: `(blocks, x, positions) -> x`, `memory.checkpointing.run` with the configuration's policy.
 
     Raises:
         ValueError: an unknown attention implementation or checkpointing policy, or an implementation that
@@ -117,10 +100,8 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.config = config
         dtype = getattr(torch, get_dtype(config.dtype).torch_name) if dtype is None else dtype
-        if config.checkpoint not in CHECKPOINT_POLICIES:
-            known = ", ".join(CHECKPOINT_POLICIES)
-            raise ValueError(f"unknown checkpointing policy {config.checkpoint!r}; known: {known}")
-        self.run_blocks = CHECKPOINT_POLICIES[config.checkpoint]
+        parse_policy(config.checkpoint)  # an unknown name is refused here, not in the first step
+        self.run_blocks: Callable[..., Tensor] = partial(checkpointing.run, policy=config.checkpoint)
         row = get_attention(config.attention)
         if config.kv_heads != config.n_heads and not row.grouped_query:
             raise ValueError(f"attention implementation {row.name!r} takes no grouped-query heads")

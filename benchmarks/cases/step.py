@@ -1,0 +1,345 @@
+"""End-to-end steps: forward, forward+backward and the full training step of the language model (SPEC 2)."""
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from benchmarks.cases.case import Case, Check, Prepared, Work
+from benchmarks.cases.registries import ruler_module
+from benchmarks.measure.clock import HostClock, host_clock
+
+AREA = "step"
+PHASES = ("forward", "forward_backward", "train_step")
+PHASE_SAMPLES = 5
+_PRESETS = ruler_module("specs/model.py").MODELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """One way of running the training step.
+
+    Attributes:
+        name: target in case ids.
+        attention: implementation by name.
+        compile: forward and loss under torch.compile(fullgraph=True, dynamic=False).
+        optimizer: "module:class".
+        optimizer_options: keyword arguments besides parameters and lr.
+        fused_projections: query, key and value in one product, gate and up in another.
+        cuda_graph: the whole step captured once and replayed; its phases cannot be told apart.
+        peer: what a user would write from PyTorch's parts.
+    """
+
+    name: str
+    attention: str = "reference"
+    compile: bool = False
+    optimizer: str = "trainstep.model.adamw:AdamW"
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    fused_projections: bool = False
+    cuda_graph: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    peer: bool = True
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        StepRow(name="plain"),
+        StepRow(name="plain-compiled", compile=True),
+        StepRow(
+            name="best-parts",
+            attention="sdpa-flash",
+            compile=True,
+            optimizer="torch.optim:AdamW",
+            optimizer_options={"fused": True},
+        ),
+        StepRow(
+            name="ours",
+            attention="triton",
+            compile=True,
+            optimizer="torch.optim:AdamW",
+            optimizer_options={"fused": True, "capturable": True},
+            fused_projections=True,
+            cuda_graph=True,
+            devices=("cuda",),
+            peer=False,
+        ),
+    )
+}
+
+
+# Shape keys of a case and the ModelConfig field each one overrides.
+OVERRIDES = {
+    "B": "batch_size",
+    "N": "n_heads",
+    "K": "n_kv_heads",
+    "S": "context_length",
+    "D": "d_model",
+    "F": "d_ff",
+    "L": "n_layers",
+    "V": "vocab_size",
+    "window": "window",
+}
+
+
+def case(target: str, phase: str, preset: str, *, dtype: str = "fp32", tier: str = "standard", **shape: int) -> Case:
+    """One step case. `shape` overrides the preset by the keys of OVERRIDES; batch and context are always named."""
+    model = ruler_module("specs/model.py").get_model(preset, **{OVERRIDES[key]: value for key, value in shape.items()})
+    named = {"preset": preset, "B": model.batch_size, "S": model.context_length} | shape
+    return Case(area=AREA, target=target, phase=phase, shape=named, dtype=dtype, tier=tier, peer=ROWS[target].peer)
+
+
+def cases() -> list[Case]:
+    """Every step case."""
+    found = [case(row, phase, "toy", S=128, tier="smoke") for row in ROWS for phase in PHASES]
+    found += [case("plain", phase, "small", S=128, tier="smoke") for phase in PHASES]
+    for preset in ("small", "medium", "large", "xl"):
+        for dtype in ("fp32", "amp-bf16"):
+            for row in ROWS.values():
+                if row.name == "plain-compiled" and preset == "large":
+                    continue  # the published table compiles small, medium and xl
+                found += [case(row.name, phase, preset, dtype=dtype) for phase in PHASES]
+    return found
+
+
+def runs_here(target: str, device: str) -> None:
+    """Raises NotImplementedError, with the reason, where this way of running a step cannot run."""
+    from trainstep.specs.model import get_model
+
+    Step(ROWS[target], get_model("toy", context_length=16), "fp32", device)
+
+
+def config_of(one: Case) -> Any:
+    """The ModelConfig that the case names."""
+    from trainstep.specs.model import get_model
+
+    overrides = {OVERRIDES[key]: value for key, value in one.shape.items() if key in OVERRIDES}
+    return get_model(one.shape["preset"], **overrides)
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Step:
+    """Model, optimizer and one random batch, with the parts of a step as methods without arguments."""
+
+    def __init__(self, row: StepRow, config: Any, dtype_name: str, device: str, seed: int = 0) -> None:
+        import torch
+
+        from trainstep.attention.registry import get_attention
+        from trainstep.model.loss import cross_entropy
+        from trainstep.model.transformer import TransformerLM
+        from trainstep.specs.dtype import get_dtype
+
+        if device not in row.devices:
+            raise NotImplementedError(f"{row.name} does not run on {device}")
+        attention = get_attention(row.attention)
+        if device not in attention.devices:
+            raise NotImplementedError(f"attention {row.attention} does not run on {device}")
+        self.row, self.spec = row, get_dtype(dtype_name)
+        torch.manual_seed(seed)
+        self.model = TransformerLM(
+            config.with_overrides(attention=row.attention),
+            device=device,
+            dtype=getattr(torch, self.spec.torch_name),
+            fused_projections=row.fused_projections,
+        )
+        self.optimizer = _load(row.optimizer)(self.model.parameters(), lr=1e-5, **row.optimizer_options)
+        generator = torch.Generator(device=device).manual_seed(seed)
+        tokens = torch.randint(
+            config.vocab_size, (config.batch_size, config.context_length + 1), device=device, generator=generator
+        )
+        self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.device = device
+        self.scaler = torch.amp.GradScaler(device) if self.spec.autocast == "float16" else None
+        self.skipped_steps = 0
+        if row.compile:
+            torch.compiler.reset()
+
+        def loss(inputs: Any, targets: Any) -> Any:
+            return cross_entropy(self.model(inputs), targets)
+
+        self._loss_of = torch.compile(loss, fullgraph=True, dynamic=False) if row.compile else loss
+        self.loss: Any = None
+
+    def reset_gradients(self) -> None:
+        """Drop the gradients; never inside a timed window."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def forward(self) -> None:
+        """Loss of the batch, with the graph that a backward pass needs."""
+        import torch
+
+        autocast: Any = contextlib.nullcontext()
+        if self.spec.autocast:
+            autocast = torch.autocast(self.device, dtype=getattr(torch, self.spec.autocast))
+        with autocast:
+            self.loss = self._loss_of(self.inputs, self.targets)
+
+    def backward(self) -> None:
+        """Gradients of the loss, scaled under float16 autocast."""
+        (self.scaler.scale(self.loss) if self.scaler else self.loss).backward()
+
+    def update(self) -> None:
+        """Optimizer step; a float16 step with non-finite gradients is skipped and counted."""
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped_steps += self.scaler.get_scale() < scale
+
+    def parts(self, phase: str) -> list[tuple[str, Callable[[], None]]]:
+        """The named parts that a mode runs, in order."""
+        every = [("forward", self.forward), ("backward", self.backward), ("optimizer", self.update)]
+        return every[: PHASES.index(phase) + 1]
+
+    def capture(self, phase: str) -> Callable[[], None]:
+        """The mode as one CUDA graph; returns its replay.
+
+        The gradients are dropped before capture, so that the graph's backward writes instead of accumulating, and
+        the optimizer must be capturable.
+        """
+        import torch
+
+        def run() -> None:
+            for _, part in self.parts(phase):
+                part()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.reset_gradients()
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        self.reset_gradients()
+        self.loss = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return graph.replay
+
+
+def prepare(one: Case, device: str) -> Prepared:
+    """Build the step of one case.
+
+    A training step moves the parameters, so samples do not start from equal values; the work they do is equal.
+    """
+    import torch
+
+    row = ROWS[one.target]
+    config = config_of(one)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if one.dtype == "tf32" else "highest")
+    step = Step(row, config, one.dtype, device)
+    parts = step.parts(one.phase)
+    host = host_clock(device)
+    log: list[dict[str, float]] = []
+    graph = step.capture(one.phase) if row.cuda_graph and one.phase != "forward" else None
+
+    def run() -> None:
+        if graph is not None:
+            return graph()
+        for _, part in parts:
+            part()
+
+    def clock(whole: Callable[[], Any]) -> float:
+        if device == "cuda":
+            return host(whole)
+        # On a CPU a synchronisation is nothing, so one pass gives the phases and their sum.
+        log.append(host.phases(parts))
+        return sum(log[-1].values())
+
+    def metrics() -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        if device == "cuda":
+            found["peak_memory"] = {"value": torch.cuda.max_memory_allocated(), "unit": "byte", "better": "lower"}
+        if len(parts) > 1 and graph is None:
+            found |= phase_metrics(step, parts, host, log)
+        if step.scaler is not None:
+            found["skipped_steps"] = {"value": step.skipped_steps, "unit": "step", "better": None}
+        return found
+
+    def close() -> None:
+        torch.set_float32_matmul_precision(precision)
+
+    flops = ruler_module("accounting/flops.py").model_flops(config, phase=one.phase, causal_half=True)
+    return Prepared(
+        run=run,
+        clock=clock,
+        before=(lambda: None) if graph is not None else step.reset_gradients,
+        close=close,
+        work=Work(flops=flops.total, tokens=config.batch_size * config.context_length),
+        check=lambda: check(one.target, one.dtype, device),
+        metrics=metrics,
+        state="advances" if one.phase == "train_step" else "same",
+    )
+
+
+def phase_metrics(
+    step: Step, parts: list[tuple[str, Callable[[], None]]], host: HostClock, log: list[dict[str, float]]
+) -> dict[str, dict[str, Any]]:
+    """Seconds of each part, from the log of a CPU's samples or, on CUDA, from a pass of their own."""
+    from statistics import median
+
+    if step.device == "cuda":
+        for _ in range(PHASE_SAMPLES):
+            step.reset_gradients()
+            log.append(host.phases(parts))
+    kept = log[-PHASE_SAMPLES:]
+    found = {}
+    for name, _ in parts:
+        seconds = [sample[name] for sample in kept]
+        found[name] = {"value": median(seconds), "unit": "second", "better": "lower", "samples": seconds}
+    return found
+
+
+def packed(weights: dict[str, Any]) -> dict[str, Any]:
+    """Weights of separate projections, as the packed ones of `fused_projections` hold them."""
+    import torch
+
+    result = {}
+    for name, value in weights.items():
+        if ".query." in name:
+            parts = [weights[name.replace(".query.", f".{part}.")] for part in ("query", "key", "value")]
+            result[name.replace(".query.", ".query_key_value.")] = torch.cat(parts)
+        elif name.endswith(".gate.weight"):
+            parts = [weights[name.replace(".gate.", f".{part}.")] for part in ("gate", "up")]
+            result[name.replace(".gate.", ".gate_up.")] = torch.cat(parts)
+        elif not any(f".{part}." in name for part in ("key", "value", "up")):
+            result[name] = value
+    return result
+
+
+@cache
+def check(target: str, dtype_name: str, device: str) -> Check:
+    """Loss of the target beside `plain` in float64 on a two-layer model with the same seed.
+
+    The budget follows what `plain` itself loses in the target's precision.
+    """
+    import torch
+
+    from benchmarks.measure.error_budget import OUTPUT_FACTOR, budget, largest_error
+    from trainstep.specs.model import get_model
+
+    config = get_model("toy", context_length=64, d_model=128)
+
+    def loss(row: StepRow, dtype: str, like: Step | None = None) -> tuple[Step, Any]:
+        step = Step(row, config, dtype, device)
+        if like is not None:
+            weights = like.model.state_dict()
+            step.model.load_state_dict(packed(weights) if row.fused_projections else weights)
+        with torch.no_grad():
+            step.forward()
+        return step, step.loss.detach()
+
+    weights, exact = loss(ROWS["plain"], "fp64")
+    _, near = loss(ROWS["plain"], dtype_name, weights)
+    _, got = loss(ROWS[target], dtype_name, weights)
+    return Check(error=largest_error(got, exact), budget=budget(near, exact, OUTPUT_FACTOR, exact))

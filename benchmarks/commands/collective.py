@@ -1,0 +1,46 @@
+"""`collective`: time collectives over ranks against payload."""
+
+from typing import Annotated
+
+import typer
+
+from benchmarks.commands.measuring import Device, Machine, Out, Samples
+
+
+def collective(
+    operation: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, or 'all'.")] = "all_reduce",
+    target: Annotated[str, typer.Option(help="torch, ring, whole-tensor, or 'all'.")] = "all",
+    sizes: Annotated[str, typer.Option(help="Total payloads: 1MB and 1M are 10^6 bytes, 1MiB is 2^20.")] = "1MB,10MB,100MB",
+    ranks: Annotated[str, typer.Option(help="Ranks, or a list such as 2,4.")] = "2",
+    device: Device = "auto",
+    samples: Samples = None,
+    warmup: Annotated[int, typer.Option(help="Untimed calls before the first sample.")] = 5,
+    machine: Machine = None,
+    out: Out = None,
+) -> int:  # fmt: skip
+    """Time, algorithm and bus bandwidth of each collective, the result checked; the slowest rank counts."""
+    from benchmarks.cases import collectives as table
+    from benchmarks.commands.measuring import choose_device, choose_policy, counts, measure_cases, pick, status_of
+    from benchmarks.commands.printing import print_rows
+    from trainstep.accounting.sizes import parse_bytes
+    from trainstep.parallel.launch import check_ranks
+
+    operations = pick(operation, list(table.ROWS["torch"].collectives), "operation")
+    payloads = [parse_bytes(size.strip()) for size in sizes.split(",")]
+    device = choose_device(device)
+    world_sizes = counts(ranks, "ranks")
+    for world_size in world_sizes:
+        check_ranks(world_size, device)
+    cases = [
+        table.case(name, one, size, world_size)
+        for world_size in world_sizes
+        for name in pick(target, list(table.ROWS), "target")
+        for one in operations
+        if one in table.ROWS[name].collectives
+        for size in payloads
+    ]
+    policy = choose_policy(device, samples, warmup)
+    rows, path = measure_cases(cases, device=device, policy=policy, machine=machine, out=out)
+    print_rows(rows)
+    print(f"{len(rows)} rows in {path}")
+    return status_of(rows)

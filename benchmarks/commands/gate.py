@@ -1,0 +1,229 @@
+"""`gate`: compare two sets of results, print what changed, answer with an exit status."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from benchmarks.gate import Finding, Remeasure
+    from benchmarks.measure.record import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gate(
+    baseline: Annotated[str, typer.Option(help="A commit, or a file or directory of results.")],
+    current: Annotated[str, typer.Option(help="Likewise; by default the commit checked out.")] = "HEAD",
+    machine: Annotated[
+        str | None, typer.Option(help="Whose results: results/records/NAME; without it results/local.")
+    ] = None,
+    allow_missing: Annotated[
+        str | None, typer.Option(help="Regular expression of case ids that may be missing.")
+    ] = None,
+    history: Annotated[
+        int, typer.Option(help="Commits to look back for the best result and the first slow commit.")
+    ] = 20,
+    remeasure: Annotated[
+        bool, typer.Option(help="Measure an alarm again, both commits alternating, before it counts.")
+    ] = True,
+) -> int:
+    """Exit status 0 nothing wrong, 10 nothing collected, 11 failed, 12 missing, 13 regressed, 14 not
+    comparable.
+
+    The lowest that applies; 2 for usage errors. An alarm is measured again only where this machine is the one
+    that the rows are from; elsewhere the rows decide and the table says so.
+    """
+    from benchmarks.cases import every_case
+    from benchmarks.gate import compare, exit_status
+
+    if history < 0:
+        raise ValueError(f"history must not be negative, got {history}")
+    before, after = _side(baseline, machine), _side(current, machine)
+    findings = compare(
+        before.rows,
+        after.rows,
+        was={case.id: case.was for case in every_case() if case.was},
+        allow_missing=allow_missing,
+        remeasure=_remeasure(after.rows) if remeasure else None,
+        history=_history(after, machine, history),
+    )
+    status = exit_status(findings)
+    _print(findings, before, after)
+    print(_summary(findings, status))
+    return status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side: its rows and the commit they are of, None where that is unknown."""
+
+    name: str
+    rows: "Sequence[Row]"
+    commit: str | None
+
+
+def _side(text: str, machine: str | None) -> Side:
+    """Rows of a file, a directory or a commit.
+
+    Raises:
+        ValueError: it is none of them, or a file with rows of several commits.
+    """
+    from benchmarks.history import resolve
+
+    if Path(text).exists():
+        rows = _load([Path(text)])
+        commits = {row.commit for row in rows}
+        if len(commits) > 1:
+            raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")
+        return Side(name=text, rows=rows, commit=commits.pop() if commits else None)
+    commit = resolve(ROOT, text)
+    # A clean row is of the commit; a dirty one is of nobody's.
+    rows = [row for row in _rows_at(commit, machine) if not row.dirty]
+    return Side(name=f"{text} ({commit[:10]})" if text != commit else commit[:10], rows=rows, commit=commit)
+
+
+def _load(paths: list[Path]) -> "list[Row]":
+    from benchmarks.measure.record import load
+
+    rows, problems = load(paths)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return rows
+
+
+def _rows_at(commit: str, machine: str | None) -> "list[Row]":
+    """Rows filed under the commit or, when it changed only text, under the one whose code it has."""
+    from benchmarks.history import with_same_code
+    from benchmarks.measure.record import RESULTS, destination
+
+    places = (destination(machine, same, ROOT / RESULTS) for same in with_same_code(ROOT, commit))
+    return next((rows for place in places if place.is_dir() and (rows := _load([place]))), [])
+
+
+def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
+    """Rows of the commits up to the current one, oldest first; none where git does not know it."""
+    from benchmarks.history import first_parent
+    from benchmarks.measure.record import RESULTS, destination
+
+    if after.commit is None or count == 0:
+        return []
+    try:
+        commits = first_parent(ROOT, after.commit, count + 1)
+    except ValueError:
+        return []
+    places = {commit: destination(machine, commit, ROOT / RESULTS) for commit in commits}
+    found = {commit: _load([place]) if place.is_dir() else [] for commit, place in places.items()}
+    return list({**found, after.commit: list(after.rows)}.items())
+
+
+def _remeasure(rows: "Sequence[Row]") -> "Remeasure | None":
+    """The alternating runner, when the rows are this machine's; None when they are another's."""
+    from benchmarks.measure.alternate import alternate
+    from benchmarks.measure.provenance import head_commit
+
+    if not rows or head_commit(ROOT) is None:
+        return None
+    device = rows[0].env.get("device")
+    if not _is_here(rows[0]):
+        return None
+
+    def again(case_ids: list[str], commits: list[str | None]) -> "list[list[Row]]":
+        from rich.console import Console
+
+        names = " and ".join(commit[:10] if commit else "the work tree" for commit in commits)
+        with Console(stderr=True).status(f"measuring {len(case_ids)} again at {names}") as status:
+
+            def progress(done: int, total: int) -> None:
+                status.update(f"measuring {len(case_ids)} again at {names}: process {done + 1} of {total}")
+
+            return alternate(ROOT, commits, case_ids, device=str(device), progress=progress)
+
+    return again
+
+
+def _is_here(row: "Row") -> bool:
+    """Whether a row was measured on hardware like this machine's."""
+    import torch
+
+    from benchmarks.measure.provenance import environment
+
+    device = row.env.get("device")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        return False
+    name = "gpu" if device == "cuda" else "cpu"
+    here = environment(device)
+    return here.get(name) == row.env.get(name) and here["torch"] == row.env.get("torch")
+
+
+def _print(findings: "Sequence[Finding]", before: Side, after: Side) -> None:
+    """One line a finding; what changed first. Ids and reasons come from outside and are shown as they are."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"unchanged": "dim", "improved": "green", "new": "cyan", "renamed": "cyan"}
+    table = Table(title=Text(f"{before.name} -> {after.name}"), title_justify="left")
+    for name in ("", "case", "baseline", "current", "ratio", "since", "note"):
+        table.add_column(
+            name, justify="right" if name in ("baseline", "current", "ratio") else "left", overflow="fold"
+        )
+    for finding in findings:
+        case = finding.case if finding.metric == "seconds" else f"{finding.case} {finding.metric}"
+        words = [
+            finding.kind.replace("_", " "),
+            case,
+            _amount(finding.baseline, finding.unit),
+            _amount(finding.current, finding.unit),
+            "" if finding.ratio is None else f"x{finding.ratio:.3f}",
+            _since(finding),
+            finding.detail,
+        ]
+        table.add_row(*map(Text, words), style="dim" if finding.allowed else colours.get(finding.kind, "red"))
+    Console().print(table)
+
+
+def _amount(value: float | None, unit: str) -> str:
+    """A number with its unit, seconds in the unit one would say."""
+    if value is None:
+        return ""
+    if unit != "s":
+        return f"{value:.6g} {unit}".strip()
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= scale:
+            return f"{value / scale:.4g} {name}"
+    return f"{value / 1e-9:.4g} ns"
+
+
+def _since(finding: "Finding") -> str:
+    """The commit that made a regression, or the range of those that may have."""
+    if not finding.suspects:
+        return ""
+    first, last = finding.suspects[0], finding.suspects[-1]
+    short = [name if " " in name else name[:10] for name in (first, last)]
+    if len(finding.suspects) == 1:
+        return short[0]
+    return f"{short[0]}..{short[1]} ({len(finding.suspects)} commits)"
+
+
+def _summary(findings: "Sequence[Finding]", status: int) -> str:
+    """One line: counts by kind, the worst regression and where it began, the exit status."""
+    from benchmarks.history import subject
+
+    kinds = dict.fromkeys(finding.kind for finding in findings)
+    counts = ", ".join(f"{sum(f.kind == k for f in findings)} {k.replace('_', ' ')}" for k in kinds)
+    said = [counts]
+    slow = [finding for finding in findings if finding.kind == "regressed"]
+    if slow:
+        worst = max(
+            slow, key=lambda f: float("inf") if f.ratio is None else max(f.ratio, 1 / max(f.ratio, 1e-12))
+        )
+        text = f"worst {worst.case} {'from zero' if worst.ratio is None else f'x{worst.ratio:.3g}'}"
+        if worst.suspects:
+            message = subject(ROOT, worst.suspects[0]) if len(worst.suspects) == 1 else ""
+            text += f" since {_since(worst)}" + (f" {message!r}" if message else "")
+        said.append(text if worst.confirmed else f"{text}, not measured again")
+    return "; ".join([*said, f"exit status {status}"])

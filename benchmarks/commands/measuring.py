@@ -1,0 +1,206 @@
+"""What every measuring command does: choose the device, measure, show progress, keep rows, print a table."""
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.cases.case import Case
+from benchmarks.measure.record import Row, RunWriter, destination
+from benchmarks.measure.sampling import Policy
+
+Device = Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
+Machine = Annotated[
+    str | None, typer.Option(help="Publish the rows under results/records/NAME; without it they stay in results/local.")
+]
+Samples = Annotated[int | None, typer.Option(help="Exactly this many samples a case instead of sampling until tight.")]
+Warmup = Annotated[int | None, typer.Option(help="Untimed calls before the first sample.")]
+Out = Annotated[Path | None, typer.Option(help="Write the rows to this file of JSON lines.")]
+
+FAILED = 11
+
+
+def choose_device(device: str) -> str:
+    """ "cpu" or "cuda" from an option.
+
+    Raises:
+        ValueError: another word, or cuda where there is none.
+    """
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; known: cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' asked for, but torch finds no CUDA device here")
+    return device
+
+
+def choose_policy(device: str, samples: int | None, warmup: int | None) -> Policy:
+    """Sampling from the command line's options.
+
+    Raises:
+        ValueError: a count out of range.
+    """
+    options: dict[str, Any] = {"cap_seconds": 0.5 if device == "cuda" else 1.0, "min_samples": 10 if device == "cuda" else 5}
+    if samples is not None:
+        if samples < 1:
+            raise ValueError(f"samples must be at least 1, got {samples}")
+        options |= {"min_samples": samples, "max_samples": samples}
+    if warmup is not None:
+        options["warmup"] = warmup
+    return Policy(**options)
+
+
+def pick(word: str, known: Sequence[str], what: str) -> list[str]:
+    """The named one, or all of them for "all".
+
+    Raises:
+        ValueError: unknown; the message lists the known ones.
+    """
+    if word == "all":
+        return list(known)
+    if word not in known:
+        raise ValueError(f"unknown {what} {word!r}; known: all, {', '.join(known)}")
+    return [word]
+
+
+def counts(text: str, what: str, least: int = 1) -> list[int]:
+    """A list of counts such as "256,1024".
+
+    Raises:
+        ValueError: not whole numbers, or one below `least`.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+        raise ValueError(f"{what} must be whole numbers of at least {least}, separated by commas, got {text!r}")
+    return [int(part) for part in parts]
+
+
+@contextlib.contextmanager
+def source_tree(source: Path | None) -> Iterator[Path]:
+    """Measure the trainstep in this `src` directory instead of the checkout's own.
+
+    Raises:
+        ValueError: no trainstep there, or another one is imported already.
+    """
+    from benchmarks.cases.registries import ROOT
+
+    chosen = (source or ROOT / "src").resolve()
+    if not (chosen / "trainstep" / "__init__.py").is_file():
+        raise ValueError(f"no trainstep in {str(source)!r}: the directory must hold trainstep/__init__.py")
+    sys.path.insert(0, str(chosen))
+    # Ranks and other child processes find the same tree.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(chosen), *filter(None, [os.environ.get("PYTHONPATH")])])
+    import trainstep
+
+    if Path(trainstep.__file__).resolve().parents[1] != chosen:
+        raise ValueError(f"trainstep was already imported from elsewhere than {str(source)!r}")
+    yield chosen
+
+
+def writable(directory: Path) -> None:
+    """Refuse a place that cannot be written before anything is measured.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    parent = directory
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"cannot write to {directory}")
+
+
+def run_id(cases: Sequence[Case], policy: Policy, device: str, provenance: Any) -> str:
+    """Name of a run that a repetition of the same command finds again: device and a hash of what is measured how."""
+    text = repr(([case.id for case in cases], policy, device, provenance.source_sha256, provenance.ruler_sha256))
+    return f"{device}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    *,
+    device: str,
+    policy: Policy,
+    machine: str | None = None,
+    out: Path | None = None,
+    source: Path | None = None,
+    commit: str | None = None,
+    process: int | None = None,
+    fresh: bool = False,
+) -> tuple[list[Row], Path]:
+    """Measure, with progress on stderr, and keep every row as it comes.
+
+    An interrupted run is taken up where it stopped: its file carries `.partial` in its name until it is complete.
+
+    Returns:
+        all rows of the run, and the file that holds them.
+
+    Raises:
+        ValueError: nothing to measure, or a place that cannot be written, before anything is measured.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from benchmarks.cases.registries import ROOT
+    from benchmarks.measure.provenance import environment, provenance
+    from benchmarks.runner import run_cases
+
+    if not cases:
+        raise ValueError("no case matches")
+    with source_tree(source) as tree:
+        facts = provenance(ROOT, source=tree if source else None, commit=commit)
+        if machine is not None and facts.dirty:
+            raise ValueError("the work tree differs from its commit; commit first, a dirty tree is no history")
+        directory = destination(machine, facts.commit, ROOT / "results") if out is None else out.parent
+        writable(directory)
+        name = run_id(cases, policy, device, facts)
+        if fresh:
+            (out or directory / f"{name}.partial.jsonl").unlink(missing_ok=True)
+        writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
+        template = Row(
+            case="",
+            version=1,
+            suite="run",
+            run=name,
+            machine=machine or "local",
+            commit=facts.commit,
+            dirty=facts.dirty,
+            source_sha256=facts.source_sha256,
+            ruler_sha256=facts.ruler_sha256,
+            started_at="",
+            status="ok",
+            env=environment(device) | {"warmup": policy.warmup, "inner": policy.inner},
+        )
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            done = len(writer.done_ids(process) & {case.id for case in cases})
+            task = bar.add_task("measuring", total=len(cases), completed=done)
+            for row in run_cases(
+                cases, device=device, policy=policy, template=template, writer=writer, process=process
+            ):
+                bar.update(task, advance=1, description=row.case.rsplit("/", 1)[0])
+        path = writer.path
+        if out is None:
+            path = path.replace(directory / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}.jsonl")
+        return list(writer.rows), path
+
+
+def status_of(rows: Sequence[Row]) -> int:
+    """Exit status of a measuring command: out of memory and skipped are answers, an error or a red check is not."""
+    return FAILED if any(row.status in ("error", "red") for row in rows) else 0

@@ -1,0 +1,115 @@
+"""`report`: tables, charts and history of everything measured, as one page that opens offline."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.measure.record import Row
+
+if TYPE_CHECKING:
+    from benchmarks.report.page import Made
+    from benchmarks.report.trends import Commit
+
+
+def report(
+    machine: Annotated[
+        str | None, typer.Option(help='Only this machine; "local" for unpublished runs.')
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the page; results/html by default.")] = None,
+    table_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Also write every table as md, tex, typ or csv, and every figure as PNG and SVG."
+        ),
+    ] = None,
+) -> int:
+    """Write the page; with a format, the tables and figures as files beside it."""
+    from benchmarks.cases.registries import ROOT
+    from benchmarks.commands.printing import is_peer
+    from benchmarks.measure.record import write_atomically
+    from benchmarks.report.formats import FORMATS
+    from benchmarks.report.page import build_page
+    from benchmarks.report.trends import regressions, trends
+
+    if table_format is not None and table_format not in FORMATS:
+        raise ValueError(f"unknown table format {table_format!r}; known: {', '.join(FORMATS)}")
+    rows, damaged = collect(ROOT / "results")
+    if machine is not None:
+        known = sorted({row.machine for row in rows})
+        rows = [row for row in rows if row.machine == machine]
+        if not rows:
+            raise ValueError(f"no results of machine {machine!r}; there are: {', '.join(known) or 'none'}")
+    for line in damaged:
+        print(f"warning: {line}", file=sys.stderr)
+    commits = first_parents(ROOT)
+    directory = out if out is not None else ROOT / "results" / "html"
+    made = build_page(
+        rows,
+        is_peer=is_peer,
+        commits=commits,
+        findings=regressions(trends(rows, commits), commits),
+        damaged=damaged,
+        links=[("asv site", "asv/index.html")] if (directory / "asv" / "index.html").is_file() else [],
+    )
+    index = directory / "index.html"
+    write_atomically(index, made.html)
+    if table_format is not None:
+        write_files(made, directory, table_format)
+    print(index)
+    return 0
+
+
+def collect(results: Path) -> tuple[list[Row], list[str]]:
+    """Every row under a results directory, under today's case ids, and a line for each damaged file.
+
+    asv says n/a for combinations of its parameters that are no case: those are left out.
+    """
+    from benchmarks.cases import every_case
+    from benchmarks.measure.record import load
+
+    places = [results / name for name in ("records", "asv", "pytest-benchmark")]
+    if (results / "local").is_dir():
+        # asv's configuration lies beside its local results.
+        places += sorted(path for path in (results / "local").iterdir() if path.name != "asv.conf.json")
+    cases = every_case()
+    today = {old: case.id for case in cases for old in case.was}
+    known = {case.id for case in cases}
+    rows, damaged = load(path for path in places if path.is_dir() or path.suffix in (".json", ".jsonl"))
+    rows = [replace(row, case=today.get(row.case, row.case)) for row in rows]
+    return [
+        row for row in rows if row.suite != "asv" or row.status != "skipped" or row.case in known
+    ], damaged
+
+
+def first_parents(root: Path) -> list["Commit"]:
+    """The first-parent history with subjects, oldest first; empty where there is no git history."""
+    from benchmarks.measure.provenance import git
+    from benchmarks.report.trends import Commit
+
+    try:
+        log = git(root, "log", "--first-parent", "--format=%H %s", "HEAD").decode("utf-8", "replace")
+    except ValueError:
+        return []
+    parts = (line.partition(" ") for line in log.split("\n") if line)
+    return [Commit(sha=sha, subject=subject) for sha, _, subject in parts][::-1]
+
+
+def write_files(made: "Made", directory: Path, table_format: str) -> None:
+    """Every table in one format under tables/, every figure as PNG and SVG under figures/.
+
+    Raises:
+        ValueError: a place cannot be written.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from benchmarks.measure.record import write_atomically
+    from benchmarks.report.plots import save
+
+    for name, texts in made.tables.items():
+        write_atomically(directory / "tables" / f"{name}.{table_format}", texts[table_format])
+    for chart in track(made.figures, "figures", console=Console(stderr=True), transient=True):
+        save(chart, directory / "figures")

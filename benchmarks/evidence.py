@@ -1,0 +1,184 @@
+"""What one side of a comparison knows about one case, and when two sides differ.
+
+On a CPU a process is one observation: its minimum. Whatever else runs on the machine only ever adds time, for
+whole processes at once, so that a process's repetitions are not independent and its median says how busy the
+machine was. On a GPU a repetition is an observation and the median the statistic: clocks move both ways.
+
+A difference counts when the distributions moved apart, not only a number:
+
+- CPU: the smallest of the minima and their lower quartile both moved by more than the threshold. One lucky
+  process moves only the smallest; busy spells, even if they hit half of the processes, leave both where they
+  are. (Simulated with five processes a side, a quarter of them busy by 5-60%: 0.1% false alarms and 99% of
+  15% slowdowns found; comparing medians of the minima gives 9% and 91%. `tests/benchmarks/test_evidence.py`.)
+- GPU: the median moved by more than the threshold, and the current samples' lower quartile lies above the
+  baseline's upper quartile. A case that flips between two modes moves its median without that.
+
+The thresholds are half of what must be found (15% and 5%): a measured slowdown scatters about the true one,
+and a threshold at the true one would miss every second. What is left of false alarms, the re-measurement
+catches.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.measure.record import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """When two sides differ.
+
+    Attributes:
+        threshold: relative change of the statistic that counts.
+        needed: observations a side for that.
+        weak_threshold: what counts with fewer, for lack of anything better.
+        processes: an observation is a process (CPU), not a repetition (GPU).
+    """
+
+    threshold: float
+    needed: int
+    weak_threshold: float
+    processes: bool
+
+
+CPU_TIME = Rule(threshold=0.075, needed=5, weak_threshold=0.25, processes=True)
+GPU_TIME = Rule(threshold=0.025, needed=10, weak_threshold=0.075, processes=False)
+# Bytes and counts do not scatter; allocators round a little.
+COUNT = Rule(threshold=0.02, needed=1, weak_threshold=0.02, processes=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Observations of one quantity of one case at one commit.
+
+    Attributes:
+        observations: one a process or one a sample, in the rule's sense; finite.
+        better: "lower" or "higher".
+        unit: of the observations.
+        rule: how they compare.
+    """
+
+    observations: tuple[float, ...]
+    better: str
+    unit: str
+    rule: Rule
+
+    @property
+    def value(self) -> float:
+        """The number shown: of processes the best, of samples the median."""
+        if not self.rule.processes:
+            return median(self.observations)
+        return min(self.observations) if self.better == "lower" else max(self.observations)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are as many observations as the rule needs."""
+        return len(self.observations) >= self.rule.needed
+
+
+class NotFiniteError(Exception):
+    """A row that claims success has no finite number for the quantity."""
+
+
+def seconds(rows: Iterable[Row]) -> Evidence | None:
+    """The time of a case over the ok rows of one commit; None when the case has no times at all.
+
+    Raises:
+        NotFiniteError: only some of the rows have samples, or one is not finite.
+    """
+    rows = list(rows)
+    if all(not row.samples_seconds and row.metrics for row in rows):
+        return None
+    rule = time_rule(rows[0])
+    groups = [row.samples_seconds for row in rows]
+    return Evidence(observations=_observations(groups, "lower", rule), better="lower", unit="s", rule=rule)
+
+
+def metric(rows: Iterable[Row], name: str) -> Evidence | None:
+    """A metric over the ok rows of one commit that have it; None when none has, or it has no better side.
+
+    Raises:
+        NotFiniteError: a value is not finite.
+    """
+    having = [row for row in rows if name in row.metrics]
+    if not having:
+        return None
+    first = having[0].metrics[name]
+    if first.get("better") is None:
+        return None
+    unit = str(first.get("unit") or "")
+    rule = time_rule(having[0]) if unit in ("s", "ms", "us", "ns") or unit.endswith("/s") else COUNT
+    groups = []
+    for row in having:
+        stored = row.metrics[name]
+        groups.append(stored.get("samples") or (stored.get("value"),))
+    return Evidence(
+        observations=_observations(groups, first["better"], rule),
+        better=first["better"],
+        unit=unit,
+        rule=rule,
+    )
+
+
+def time_rule(row: Row) -> Rule:
+    """The rule for times of a row's device."""
+    return GPU_TIME if row.env.get("device") == "cuda" else CPU_TIME
+
+
+def _observations(groups: Sequence[Sequence[float | None]], better: str, rule: Rule) -> tuple[float, ...]:
+    for group in groups:
+        if not group or any(value is None or not math.isfinite(value) for value in group):
+            raise NotFiniteError
+    finite = [[float(value) for value in group if value is not None] for group in groups]
+    if rule.processes:
+        best = min if better == "lower" else max
+        return tuple(best(group) for group in finite)
+    return tuple(value for group in finite for value in group)
+
+
+def ratio(before: Evidence, after: Evidence) -> float | None:
+    """The statistic after over before; None over a zero baseline, 1 when both are zero."""
+    if before.value == 0:
+        return 1.0 if after.value == 0 else None
+    return after.value / before.value
+
+
+def worse(before: Evidence, after: Evidence) -> bool:
+    """Whether `after` is worse than `before` beyond doubt; see the module's text."""
+    rule = after.rule
+    threshold = rule.threshold if before.enough and after.enough else rule.weak_threshold
+    # Seen as costs, which are worse when larger: a rate is turned upside down.
+    old, new = ([_cost(value, e.better) for value in e.observations] for e in (before, after))
+    if rule.processes:
+        quartiles = _quantile(old, 0.25), _quantile(new, 0.25)
+        return _exceeds(min(old), min(new), threshold) and _exceeds(*quartiles, threshold)
+    return _exceeds(median(old), median(new), threshold) and _quantile(new, 0.25) > _quantile(old, 0.75)
+
+
+def better(before: Evidence, after: Evidence) -> bool:
+    """Whether `after` is better than `before` beyond doubt."""
+    return worse(after, before)
+
+
+def _cost(value: float, better: str) -> float:
+    if better == "lower":
+        return value
+    return 1 / value if value else math.inf
+
+
+def _exceeds(old: float, new: float, threshold: float) -> bool:
+    # A zero baseline: anything above it exceeds it; no division. inf <= inf: a rate of zero stayed zero.
+    return new > old and new > old * (1 + threshold)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Linear interpolation between order statistics."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = math.ceil(place)
+    if ordered[low] == ordered[high]:  # also inf, whose difference is NaN
+        return ordered[low]
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

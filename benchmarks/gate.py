@@ -1,0 +1,362 @@
+"""Compare two sets of rows: what regressed, improved, vanished, appeared, failed or cannot be compared.
+
+asv and pytest-benchmark pass a benchmark that vanished, and asv fails without a table when one benchmark
+fails; this gate has an answer and an exit status for each. Rules of the comparison are in `evidence`, the
+order of commits in `history`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import evidence
+from benchmarks.evidence import Evidence, NotFiniteError
+from benchmarks.history import Step, first_bad
+from benchmarks.measure.record import Row
+
+# Of the kinds found, the lowest status that is not 0 is the gate's; usage errors are 2.
+STATUS = {
+    "unchanged": 0,
+    "improved": 0,
+    "new": 0,
+    "renamed": 0,
+    "nothing_collected": 10,
+    "failed": 11,
+    "missing": 12,
+    "regressed": 13,
+    "not_comparable": 14,
+}
+# Results that differ in one of these were made under other circumstances, also when one side does not know
+# it.
+_CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size")
+_CPU_CIRCUMSTANCES = ("cpu", "cpu_count", "cpu_threads")
+# The tools decide what a sample is only where both sides went through them.
+_TOOLS = ("asv", "asv_runner", "pytest_benchmark")
+
+# remeasure(case ids, [commit or None for the work tree, ...]) -> the rows of each, measured alternately
+Remeasure = Callable[[list[str], list[str | None]], Sequence[Sequence[Row]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One answer of the gate.
+
+    Attributes:
+        kind: a key of STATUS.
+        case: id at the current commit (at the baseline for what is missing), "" for nothing collected.
+        metric: "seconds" or a metric's name.
+        baseline, current: the statistic on each side, None where there is none.
+        ratio: current over baseline, None over a zero baseline.
+        unit: of the two.
+        detail: one line: why, or what else is known.
+        allowed: a missing case that may be missing.
+        against: the commit whose result `baseline` is.
+        confirmed: an alternating re-measurement confirmed the regression; None: there was none.
+        good: the last commit before the regression, where the history knows.
+        suspects: the commits that may have made it, oldest first; one is a proof.
+    """
+
+    kind: str
+    case: str
+    metric: str = "seconds"
+    baseline: float | None = None
+    current: float | None = None
+    ratio: float | None = None
+    unit: str = "s"
+    detail: str = ""
+    allowed: bool = False
+    against: str | None = None
+    confirmed: bool | None = None
+    good: str | None = None
+    suspects: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> int:
+        """The exit status that this finding alone would give."""
+        return 0 if self.allowed else STATUS[self.kind]
+
+
+def exit_status(findings: Iterable[Finding]) -> int:
+    """The lowest status that applies, 0 when nothing is wrong."""
+    return min((f.status for f in findings if f.status), default=0)
+
+
+def compare(
+    baseline: Sequence[Row],
+    current: Sequence[Row],
+    *,
+    was: Mapping[str, Sequence[str]] | None = None,
+    allow_missing: str | None = None,
+    remeasure: Remeasure | None = None,
+    history: Sequence[tuple[str, Sequence[Row]]] = (),
+) -> list[Finding]:
+    """What changed from the baseline to the current rows.
+
+    Rows of one case are pooled over processes and runs. Dirty rows never belong to a baseline. A case whose
+    newest run failed has failed. With a history, a regression is one against the best commit so far, not only
+    against the baseline (10, 20, 15 is 50% slower, not faster), and the commits that may have made it are
+    named.
+
+    Args:
+        baseline, current: rows of one commit each.
+        was: current id -> ids the case had before.
+        allow_missing: regular expression of ids that may vanish.
+        remeasure: measures both commits again, alternating, before an alarm counts. Without it the rows as
+            given decide and `confirmed` stays None.
+        history: (commit, rows) in first-parent order, oldest first, up to the current commit.
+
+    Raises:
+        ValueError: `allow_missing` is no regular expression.
+    """
+    try:
+        allowed = re.compile(allow_missing) if allow_missing is not None else None
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {allow_missing!r} ({error})") from None
+    clean = [row for row in baseline if not row.dirty]
+    for rows, side in ((current, "current"), (clean, "baseline")):
+        if not rows:
+            why = "only dirty rows, which are never a baseline" if rows is clean and baseline else "no rows"
+            return [Finding(kind="nothing_collected", case="", detail=f"{side}: {why}")]
+    old, new = _by_case(clean), _by_case(current)
+    past = [(commit, _by_case(row for row in rows if not row.dirty)) for commit, rows in history]
+    names = {
+        case: next((o for o in (was or {}).get(case, ()) if o in old), None)
+        for case in new
+        if case not in old
+    }
+    findings: list[Finding] = []
+    for case, rows in new.items():
+        before = case if case in old else names[case]
+        ids = {case, *(was or {}).get(case, ())}
+        series = {commit: [row for name in ids for row in found.get(name, ())] for commit, found in past}
+        for finding in _case(case, old.get(before or "", []), rows, series):
+            if before not in (None, case):
+                kind = "renamed" if finding.kind == "unchanged" else finding.kind
+                finding = replace(finding, kind=kind, detail=_join(f"was {before}", finding.detail))
+            findings.append(finding)
+    for case in old:
+        if case not in new and case not in names.values():
+            yes = bool(allowed and allowed.search(case))
+            detail = "allowed to be missing" if yes else "measured in the baseline, absent now"
+            findings.append(Finding(kind="missing", case=case, allowed=yes, detail=detail))
+    if remeasure is not None:
+        findings = _confirmed(findings, _commit(current), remeasure)
+    return sorted(findings, key=lambda f: (f.status == 0, f.status, f.case, f.metric))
+
+
+def _by_case(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.case, []).append(row)
+    return found
+
+
+def _ok(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.status == "ok"]
+
+
+def _newest(rows: Iterable[Row]) -> Row:
+    return max(rows, key=lambda row: row.started_at)
+
+
+def _commit(rows: Sequence[Row]) -> str | None:
+    """The commit the rows are of; None for a work tree that differs from it."""
+    return None if any(row.dirty for row in rows) else rows[0].commit
+
+
+def _failure(rows: Sequence[Row]) -> Row | None:
+    """A row of the newest run that is not ok: what other processes or older runs measured does not excuse
+    it."""
+    newest = _newest(rows)
+    failed = [
+        row for row in rows if (row.suite, row.run) == (newest.suite, newest.run) and row.status != "ok"
+    ]
+    return failed[0] if failed else None
+
+
+def circumstances(row: Row) -> dict[str, Any]:
+    """What must be equal for two rows of a case to be compared."""
+    names = _CIRCUMSTANCES if row.env.get("device") == "cuda" else (*_CIRCUMSTANCES, *_CPU_CIRCUMSTANCES)
+    return {
+        "machine": row.machine,
+        "suite": row.suite,
+        "version": row.version,
+        **{name: row.env.get(name) for name in names},
+    }
+
+
+def differences(one: Row, other: Row) -> list[str]:
+    """Why two rows of a case cannot be compared, one text a reason; empty when they can."""
+    before, after = circumstances(one), circumstances(other)
+    found = [
+        f"{name} {before.get(name)} -> {after.get(name)}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+    for tool in _TOOLS:
+        versions = one.env.get(tool), other.env.get(tool)
+        if None not in versions and versions[0] != versions[1]:
+            found.append(f"{tool} {versions[0]} -> {versions[1]}")
+    return found
+
+
+def _case(case: str, old: list[Row], new: list[Row], series: Mapping[str, list[Row]]) -> list[Finding]:
+    """The findings of one case: one for its status where either side has no result, else one a quantity."""
+    failure, old_ok = _failure(new), _ok(old)
+    if failure is not None:
+        return [_without_result(case, old, failure)]
+    if not old:
+        return [Finding(kind="new", case=case)]
+    if not old_ok:
+        before = _newest(old)
+        kind = "new" if before.status == "skipped" else "improved"
+        return [Finding(kind=kind, case=case, detail=f"{before.status} in the baseline: {before.reason}")]
+    if any(row.env.get("oversubscribed") for row in new):
+        return [Finding(kind="unchanged", case=case, detail="more ranks than cores: speed not gated")]
+    # Newer rows first: where a commit was measured under several circumstances, the last ones are meant.
+    for row in sorted(_ok(new), key=lambda row: row.started_at, reverse=True):
+        before_rows = [other for other in old_ok if not differences(other, row)]
+        if before_rows:
+            after_rows = [other for other in _ok(new) if not differences(row, other)]
+            past = {c: [r for r in _ok(rows) if not differences(r, row)] for c, rows in series.items()}
+            return _quantities(case, before_rows, after_rows, past)
+    why = differences(_newest(old_ok), _newest(_ok(new)))
+    return [Finding(kind="not_comparable", case=case, detail="; ".join(why))]
+
+
+def _without_result(case: str, old: list[Row], row: Row) -> Finding:
+    """The finding of a case whose newest run has no result."""
+    reason = f"{row.status}: {row.reason}"
+    before = _newest(old).status if old else None
+    if row.status == "skipped":
+        # It cannot run here any more: as good as removed.
+        kind = "missing" if _ok(old) else "new" if before is None else "unchanged"
+    elif row.status == "oom":
+        # Out of memory is a result of a sweep, unless it fitted before.
+        kind = "unchanged" if before == "oom" else "new" if before is None else "failed"
+    else:
+        kind = "failed"
+    return Finding(kind=kind, case=case, detail=reason)
+
+
+def _quantities(
+    case: str, old: Sequence[Row], new: Sequence[Row], past: Mapping[str, Sequence[Row]]
+) -> list[Finding]:
+    """Compare the seconds and every metric that has a better side."""
+    names = ["seconds", *dict.fromkeys(name for row in (*old, *new) for name in row.metrics)]
+    found = []
+    for name in names:
+        try:
+            before, after = _evidence(old, name), _evidence(new, name)
+            results = {commit: value for commit, rows in past.items() if (value := _evidence(rows, name))}
+        except NotFiniteError:
+            found.append(Finding(kind="failed", case=case, metric=name, detail="not a finite number"))
+            continue
+        if before is None and after is None:
+            continue
+        if after is None or before is None:
+            kind = "missing" if after is None else "new"
+            found.append(Finding(kind=kind, case=case, metric=name, detail=f"{name} only on one side"))
+            continue
+        found.append(_quantity(case, name, before, after, results, list(past), old[0].commit, _commit(new)))
+    return found
+
+
+def _evidence(rows: Sequence[Row], name: str) -> Evidence | None:
+    if not rows:
+        return None
+    return evidence.seconds(rows) if name == "seconds" else evidence.metric(rows, name)
+
+
+def _quantity(
+    case: str,
+    name: str,
+    before: Evidence,
+    after: Evidence,
+    results: dict[str, Evidence],
+    commits: list[str],
+    old_commit: str | None,
+    new_commit: str | None,
+) -> Finding:
+    """One quantity: against the best commit so far where there is a history, else against the baseline."""
+    here = new_commit or "the work tree"
+    commits = [commit for commit in commits if commit != here]
+    # The same commit may be on both sides, from two files: then its older rows are no part of the series.
+    inside = old_commit in commits and old_commit in results
+    later = commits[commits.index(old_commit) + 1 :] if inside and old_commit else commits
+    commits, later = [*commits, here], [*later, here]
+    results = {**results, here: after}
+    outside = None if inside else before
+    step: Step[Evidence] | None = first_bad(commits, results, worse=evidence.worse, before=outside)
+    if step is None and evidence.worse(before, after):
+        # The baseline is a little better than the level that the history started from.
+        step = first_bad(later, results, worse=evidence.worse, before=before)
+    best, against = before, old_commit
+    if step is not None and step.best is not None:
+        best, against = step.before, step.best
+    few = "" if best.enough and after.enough else _few(best, after)
+    finding = Finding(
+        kind="unchanged",
+        case=case,
+        metric=name,
+        baseline=best.value,
+        current=after.value,
+        ratio=evidence.ratio(best, after),
+        unit=after.unit,
+        detail=few,
+        against=against,
+    )
+    if step is None:
+        return replace(finding, kind="improved") if evidence.better(before, after) else finding
+    if against != old_commit:
+        finding = replace(finding, detail=_join("the best so far; baseline " + _number(before), few))
+    suspects = step.suspects if len(commits) > 1 else ()
+    return replace(finding, kind="regressed", good=step.good, suspects=suspects)
+
+
+def _number(value: Evidence) -> str:
+    return f"{value.value:.4g} {value.unit}"
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _few(before: Evidence, after: Evidence) -> str:
+    what = "processes" if after.rule.processes else "samples"
+    counts = f"{len(before.observations)} and {len(after.observations)} {what}"
+    return (
+        f"{counts}, {after.rule.needed} needed: only a change of {after.rule.weak_threshold:.0%} would show"
+    )
+
+
+def _confirmed(findings: list[Finding], commit: str | None, remeasure: Remeasure) -> list[Finding]:
+    """Measure what regressed again, both commits alternating, and keep the alarms that show again."""
+    alarms: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.kind == "regressed" and finding.against is not None:
+            alarms.setdefault(finding.against, [])
+            if finding.case not in alarms[finding.against]:
+                alarms[finding.against].append(finding.case)
+    again = {against: remeasure(cases, [against, commit]) for against, cases in alarms.items()}
+    return [_after(f, *again[f.against]) if f.kind == "regressed" and f.against else f for f in findings]
+
+
+def _after(finding: Finding, old: Sequence[Row], new: Sequence[Row]) -> Finding:
+    """The finding once both sides were measured again."""
+    sides = [[row for row in rows if row.case == finding.case] for rows in (old, new)]
+    try:
+        before, after = (_evidence(_ok(rows), finding.metric) for rows in sides)
+    except NotFiniteError:
+        before = after = None
+    if before is None or after is None:
+        reason = next((row.reason for rows in sides for row in rows if row.reason), "no rows")
+        return replace(finding, detail=_join(finding.detail, f"not measured again: {reason}"))
+    factor = evidence.ratio(before, after)
+    said = "from zero" if factor is None else f"x{factor:.3g}"
+    if evidence.worse(before, after):
+        return replace(finding, confirmed=True, detail=_join(finding.detail, f"{said} measured again"))
+    seen = "from zero" if finding.ratio is None else f"x{finding.ratio:.3g}"
+    detail = f"alarm not confirmed: {seen} in the rows, {said} measured again, alternating"
+    return replace(finding, kind="unchanged", confirmed=False, detail=detail, good=None, suspects=())

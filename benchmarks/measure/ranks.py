@@ -1,0 +1,66 @@
+"""Persistent worker ranks shared by the cases of one process.
+
+Starting ranks costs about two seconds, so a pool lives as long as the process that measures and serves one case
+after another. A pool in which a rank failed is broken: it is closed and the next case gets a fresh one.
+"""
+
+import atexit
+from collections.abc import Callable
+from typing import Any
+
+_pools: dict[tuple[int, str], Any] = {}
+
+
+def on_ranks(world_size: int, device: str, function: Callable[..., Any], *args: Any, timeout_seconds: float = 60) -> list[Any]:
+    """Run `function(*args)` on every rank of the shared pool and bring back what each returned.
+
+    Raises:
+        RankFailure: a rank raised, died or did not answer in time. The pool is gone afterwards.
+    """
+    from trainstep.parallel.launch import Ranks
+
+    key = (world_size, device)
+    if key not in _pools:
+        close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
+        _pools[key] = Ranks(world_size, device=device)
+    try:
+        return _pools[key].run(function, *args, timeout_seconds=timeout_seconds)
+    except BaseException:
+        close_ranks()
+        raise
+
+
+def close_ranks() -> None:
+    """Stop every pool of this process."""
+    for key in list(_pools):
+        _pools.pop(key).close()
+
+
+atexit.register(close_ranks)
+
+
+# What a rank keeps between the calls of one case, by case id.
+_state: dict[str, Any] = {}
+
+
+def keep(case_id: str, value: Any) -> None:
+    """On a rank: hold `value` for later calls; whatever another case held is released first."""
+    _state.clear()
+    _state[case_id] = value
+
+
+def kept(case_id: str) -> Any:
+    """On a rank: what `keep` holds for the case."""
+    return _state[case_id]
+
+
+def drop() -> None:
+    """On a rank: release what is held, device memory included."""
+    import gc
+
+    import torch
+
+    _state.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

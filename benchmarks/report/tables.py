@@ -1,0 +1,362 @@
+"""Tables as pandas DataFrames, made from rows: what the page shows and what the command line exports.
+
+Every function takes facts (`facts.latest(rows)` gives the newest of each case) and returns a DataFrame whose column
+names carry their units. Absent values are NA. `format_frame` turns any of them into Markdown, LaTeX, Typst or CSV.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.facts import Facts, Summary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MIB = 2**20
+# What a table of records is keyed by: is a case's target somebody else's work?
+IsPeer = Callable[[str, str], bool]
+STEP_PHASES = ("forward", "backward", "optimizer")
+ATTENTION_AREAS = ("attention",)
+STEP_AREAS = ("step",)
+COLLECTIVE_AREAS = ("collective", "collectives")
+PARALLEL_AREAS = ("parallel", "data_parallel")
+
+
+def frame(records: Sequence[Mapping[str, Any]], columns: Mapping[str, type]) -> "DataFrame":
+    """Records as a DataFrame with the given columns and nullable types, so that absent stays absent."""
+    import pandas
+
+    names = {str: "string", float: "Float64", int: "Int64", object: "object"}
+    return pandas.DataFrame(
+        {
+            name: pandas.Series([record.get(name) for record in records], dtype=names[kind])
+            for name, kind in columns.items()
+        }
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else share * 100
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
+
+
+def check_text(fact: Facts) -> str | None:
+    """The check beside its budget; None where there is nothing to check."""
+    check = fact.row.check
+    if check is None:
+        return None
+    error, budget = check.get("error"), check.get("budget")
+    if error is None or budget is None:
+        return "red: no finite error"
+    return f"{'ok' if error <= budget else 'red'}: {error:.2g} of {budget:.2g}"
+
+
+def flags(fact: Facts) -> str | None:
+    """What a reader must know before believing a number."""
+    found = []
+    if fact.oversubscribed:
+        found.append("oversubscribed")
+    if fact.row.dirty:
+        found.append("uncommitted changes")
+    if fact.time is not None and fact.time.count < 5:
+        found.append(f"{fact.time.count} sample{'s' if fact.time.count > 1 else ''}")
+    if (fact.mfu or 0) > 1 or (fact.roofline_share or 0) > 1:
+        found.append("above the peak: work or peak is wrong")
+    return "; ".join(found) or None
+
+
+def peers_of(facts: Iterable[Facts], is_peer: IsPeer) -> list[tuple[Facts, list[Facts]]]:
+    """Each of our own rows beside its peers: same configuration, same machine, *same run*, fastest first."""
+    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        groups[(fact.row.machine, fact.row.run, fact.row.commit, *fact.configuration)].append(fact)
+    paired = []
+    for group in groups.values():
+        peers = sorted(
+            (f for f in group if is_peer(f.area, f.target)), key=lambda f: (f.seconds is None, f.seconds or 0)
+        )
+        paired += [(fact, peers) for fact in group if not is_peer(fact.area, fact.target)]
+    return paired
+
+
+def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
+    """Every own case beside the fastest peer of its run; a ratio above 1 says that ours is faster."""
+    records = []
+    for fact, peers in peers_of(facts, is_peer):
+        best = peers[0] if peers and peers[0].seconds is not None else None
+        records.append(_identity(fact) | _timing(fact) | {
+            "best peer": best.target if best else None,
+            "peer ms": _ms(best.seconds) if best else None,
+            "peer/ours": _ratio(best.seconds, fact.seconds) if best else None,
+            "check": check_text(fact),
+            "notes": flags(fact),
+        })  # fmt: skip
+    return frame(records, _IDENTITY | {"peer/ours": float, "median ms": float, "best peer": str, "peer ms": float,
+                  "status": str, "samples": int, "spread %": float, "check": str, "notes": str})  # fmt: skip
+
+
+def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
+    """Every own case beside every peer of its run, one pair a line."""
+    records = []
+    for fact, peers in peers_of(facts, is_peer):
+        for peer in peers:
+            records.append(_identity(fact) | _timing(fact) | {
+                "peer": peer.target,
+                "peer status": peer.row.status,
+                "peer ms": _ms(peer.seconds),
+                "peer/ours": _ratio(peer.seconds, fact.seconds),
+            })  # fmt: skip
+    return frame(records, _IDENTITY | {"peer/ours": float, "median ms": float, "peer": str, "peer ms": float,
+                 "status": str, "peer status": str, "samples": int, "spread %": float})  # fmt: skip
+
+
+_IDENTITY: dict[str, type] = {"area": str, "implementation": str, "phase": str, "parameters": str}
+
+
+def _identity(fact: Facts) -> dict[str, Any]:
+    return {
+        "area": fact.area,
+        "implementation": fact.target,
+        "phase": fact.phase,
+        "parameters": fact.parameters,
+        "status": fact.row.status,
+    }
+
+
+def _timing(fact: Facts) -> dict[str, Any]:
+    time = fact.time
+    return {
+        "median ms": _ms(fact.seconds),
+        "samples": time.count if time else None,
+        "spread %": _percent(time.spread) if time else None,
+    }
+
+
+def steps(facts: Iterable[Facts]) -> "DataFrame":
+    """End-to-end steps: each phase and the total with mean, deviation, median and minimum; tokens/s, MFU, memory.
+
+    Phases are timed with a synchronisation between them, the total in a pass of its own without, so that phases need
+    not add up to it.
+    """
+    records = []
+    for fact in facts:
+        if fact.area not in STEP_AREAS:
+            continue
+        peak = fact.metric("peak_memory")
+        base = _identity(fact) | {"notes": flags(fact)}
+        records += [base | {"part": name} | _statistics(fact.metric_summary(name)) for name in STEP_PHASES
+                    if name in fact.row.metrics]  # fmt: skip
+        records.append(base | {"part": "total"} | _statistics(fact.time) | {
+            "tokens/s": fact.per_second("tokens"),
+            "MFU %": _percent(fact.mfu),
+            "peak MiB": peak / MIB if peak is not None else None,
+            "first call ms": _ms(fact.row.first_seconds),
+        })  # fmt: skip
+    return frame(records, {"implementation": str, "phase": str, "parameters": str, "part": str, "status": str,
+                  "mean ms": float, "std ms": float, "median ms": float, "min ms": float, "samples": int,
+                  "tokens/s": float, "MFU %": float, "peak MiB": float, "first call ms": float, "notes": str})  # fmt: skip
+
+
+def _statistics(summary: Summary | None) -> dict[str, Any]:
+    if summary is None:
+        return {}
+    return {
+        "mean ms": _ms(summary.mean),
+        "std ms": _ms(summary.std),
+        "median ms": _ms(summary.median),
+        "min ms": _ms(summary.minimum),
+        "samples": summary.count,
+    }
+
+
+def attention(facts: Iterable[Facts]) -> "DataFrame":
+    """Attention rate against length, one row a case: time, TFLOP/s, share of the roofline where the peak is known."""
+    records = []
+    for fact in facts:
+        if fact.area in ATTENTION_AREAS:
+            rate = fact.per_second("flops")
+            records.append(_identity(fact) | _timing(fact) | {
+                "dtype": fact.dtype, "heads": fact.shape.get("N"), "width": fact.shape.get("H"),
+                "length": fact.shape.get("S"), "mask": fact.shape.get("mask"),
+                "TFLOP/s": rate / 1e12 if rate is not None else None,
+                "of roofline %": _percent(fact.roofline_share),
+                "notes": flags(fact),
+            })  # fmt: skip
+    records.sort(key=lambda r: (r["phase"], r["dtype"], r["width"] or 0, r["length"] or 0))
+    return frame(records, {"implementation": str, "phase": str, "dtype": str, "heads": int, "width": int,
+                  "mask": str, "length": int, "status": str, "median ms": float, "TFLOP/s": float,
+                  "of roofline %": float, "samples": int, "spread %": float, "notes": str})  # fmt: skip
+
+
+def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
+    """Attention rates side by side: a line for each configuration, a column of TFLOP/s for each implementation.
+
+    A cell without a rate says why ("oom", "skipped", ...); a cell that was never measured is absent.
+    """
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    names: dict[str, None] = {}
+    for fact in facts:
+        if fact.area not in ATTENTION_AREAS:
+            continue
+        shape = fact.shape
+        key = (
+            fact.phase,
+            fact.dtype,
+            shape.get("N") or 0,
+            shape.get("H") or 0,
+            shape.get("S") or 0,
+            fact.parameters,
+        )
+        line = lines.setdefault(key, {"phase": fact.phase, "parameters": fact.parameters})
+        rate = fact.per_second("flops")
+        line[fact.target] = (
+            rate / 1e12 if rate is not None else (None if fact.row.status == "ok" else fact.row.status)
+        )
+        names[fact.target] = None
+    return frame(
+        [lines[key] for key in sorted(lines)],
+        {"phase": str, "parameters": str} | dict.fromkeys(names, object),
+    )
+
+
+def collectives(facts: Iterable[Facts]) -> "DataFrame":
+    """Collectives: slowest rank's time, algorithm and bus bandwidth, bytes sent a rank beside the ring's formula.
+
+    Bus bandwidth as nccl-tests defines it; with two ranks an all-reduce's equals the algorithm bandwidth.
+    """
+    records = []
+    for fact in facts:
+        if fact.area not in COLLECTIVE_AREAS:
+            continue
+        size = fact.shape.get("bytes")
+        records.append(_identity(fact) | _timing(fact) | {
+            "ranks": fact.world_size,
+            "bytes": size,
+            "min ms": _ms(fact.time.minimum) if fact.time else None,
+            "algbw GB/s": _gigabytes(algorithm_bandwidth(fact)),
+            "busbw GB/s": _gigabytes(bus_bandwidth(fact)),
+            "sent bytes": _integer(fact.metric("bytes_sent")),
+            "formula bytes": _integer(formula_bytes(fact)),
+            "check": check_text(fact),
+            "notes": flags(fact),
+        })  # fmt: skip
+    records.sort(key=lambda r: (r["phase"], r["implementation"], r["ranks"], r["bytes"] or 0))
+    return frame(records, {"phase": str, "implementation": str, "ranks": int, "bytes": int, "status": str,
+                  "median ms": float, "min ms": float, "algbw GB/s": float, "busbw GB/s": float, "sent bytes": int,
+                  "formula bytes": int, "samples": int, "spread %": float, "check": str, "notes": str})  # fmt: skip
+
+
+def _gigabytes(rate: float | None) -> float | None:
+    return None if rate is None else rate / 1e9
+
+
+def _integer(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def algorithm_bandwidth(fact: Facts) -> float | None:
+    """Payload over time in bytes/s; None for a row without result or with a time of zero."""
+    size = fact.shape.get("bytes")
+    return size / fact.seconds if size is not None and fact.seconds else None
+
+
+# Bytes a link must carry over the payload, for n ranks (nccl-tests' definition).
+_BUS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+}
+
+
+def bus_bandwidth(fact: Facts) -> float | None:
+    """Algorithm bandwidth times the collective's factor in bytes/s; None for a collective without one."""
+    rate, factor = algorithm_bandwidth(fact), _BUS.get(fact.phase)
+    return rate * factor(fact.world_size) if rate is not None and factor else None
+
+
+def formula_bytes(fact: Facts) -> float | None:
+    """Bytes one rank sends by the formula of the row's algorithm; None where the algorithm is the library's own."""
+    size, n = fact.shape.get("bytes"), fact.world_size
+    if size is None:
+        return None
+    if "whole" in fact.target:  # passes whole tensors round
+        return float((n - 1) * size)
+    factor = _BUS.get(fact.phase)
+    if factor is None:
+        return None
+    return (n - 1) / n * size if fact.phase == "broadcast" else factor(n) * size
+
+
+def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
+    """Data-parallel variants: step, communication and its share, hidden and exposed parts, ratio to the best peer."""
+    chosen = [fact for fact in facts if fact.area in PARALLEL_AREAS]
+    best: dict[str, Facts | None] = {}
+    for fact, peers in peers_of(chosen, is_peer):
+        best[fact.row.case] = peers[0] if peers and peers[0].seconds is not None else None
+    records = []
+    for fact in chosen:
+        communication, share = fact.metric("communication"), fact.metric("hidden_share")
+        hidden, exposed = hidden_exposed(fact)
+        peer = best.get(fact.row.case)
+        records.append(_identity(fact) | _timing(fact) | {
+            "ranks": fact.world_size,
+            "step ms": _ms(fact.seconds),
+            "communication ms": _ms(communication),
+            "of step %": _percent(_ratio(communication, fact.seconds)),
+            "hidden %": _percent(share),
+            "hidden ms": _ms(hidden),
+            "exposed ms": _ms(exposed),
+            "best peer": peer.target if peer else None,
+            "peer/ours": _ratio(peer.seconds, fact.seconds) if peer else None,
+            "check": check_text(fact),
+            "notes": flags(fact),
+        })  # fmt: skip
+    return frame(records, {"implementation": str, "phase": str, "parameters": str, "ranks": int, "status": str,
+                  "step ms": float, "communication ms": float, "of step %": float, "hidden %": float,
+                  "hidden ms": float, "exposed ms": float, "best peer": str, "peer/ours": float, "samples": int,
+                  "spread %": float, "check": str, "notes": str})  # fmt: skip
+
+
+def hidden_exposed(fact: Facts) -> tuple[float | None, float | None]:
+    """Communication seconds behind computation and beside it; both None unless the share was measured."""
+    communication, share = fact.metric("communication"), fact.metric("hidden_share")
+    if communication is None or share is None:
+        return None, None
+    return communication * share, communication * (1 - share)
+
+
+def statuses(facts: Iterable[Facts]) -> "DataFrame":
+    """Every row without a speed, with its reason: out of memory, failed, skipped here, or check red."""
+    records = [
+        _identity(fact) | {"reason": fact.row.reason, "check": check_text(fact), "run": fact.row.run}
+        for fact in facts
+        if fact.row.status != "ok"
+    ]
+    records.sort(
+        key=lambda r: ("red", "error", "oom", "skipped").index(r["status"]) if r["status"] != "ok" else 9
+    )
+    return frame(records, {"status": str} | _IDENTITY | {"reason": str, "check": str, "run": str})
+
+
+def every_row(facts: Iterable[Facts]) -> "DataFrame":
+    """Rows of any area, with time, rate where the work is known, and the check."""
+    records = []
+    for fact in facts:
+        rate = fact.per_second("flops")
+        records.append(_identity(fact) | _timing(fact) | {
+            "GFLOP/s": rate / 1e9 if rate is not None else None,
+            "check": check_text(fact),
+            "notes": flags(fact),
+        })  # fmt: skip
+    return frame(records, _IDENTITY | {"status": str, "median ms": float, "GFLOP/s": float, "samples": int,
+                 "spread %": float, "check": str, "notes": str})  # fmt: skip

@@ -1,0 +1,239 @@
+"""Each case over the commits: a chart and a table line, with regressions marked and gaps left open.
+
+Commits come from the caller in first-parent order, oldest first. Only neighbouring commits are joined by a line, and
+only while version, device and tools stay the same: everything else would claim a measurement that nobody made.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure.record import Row
+from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
+from benchmarks.report.facts import contexts, facts_of
+from benchmarks.report.tables import frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """One commit of the first-parent history."""
+
+    sha: str
+    subject: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.sha[:8]} {self.subject}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """One case on one machine, measured by one suite, over commits.
+
+    Attributes:
+        machine, case, suite: whose trend it is.
+        values: commit's position -> seconds, the statistic that the gate compares.
+        rows: commit's position -> the rows behind it, also those without a result.
+        findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range) and "ratio".
+    """
+
+    machine: str
+    case: str
+    suite: str
+    values: Mapping[int, float]
+    rows: Mapping[int, Sequence[Row]]
+    findings: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    @property
+    def best(self) -> float | None:
+        return min(self.values.values(), default=None)
+
+    @property
+    def last(self) -> float | None:
+        return self.values[max(self.values)] if self.values else None
+
+
+def trends(
+    rows: Iterable[Row], commits: Sequence[Commit], findings: Iterable[Mapping[str, Any]] = ()
+) -> list[Trend]:
+    """Group rows into trends; those with findings first, then by case.
+
+    Rows of an unknown commit (another branch, or none) and of a dirty tree belong to no place in history and are left
+    out; they are in the tables.
+    """
+    place = {commit.sha: index for index, commit in enumerate(commits)}
+    grouped: dict[tuple[str, str, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.commit in place and not row.dirty:
+            grouped[(row.machine, row.case, row.suite)][place[row.commit]].append(row)
+    found = defaultdict(list)
+    for finding in findings:
+        found[finding["case"]].append(finding)
+    made = []
+    for (machine, case, suite), by_place in grouped.items():
+        values = {index: value for index, at in by_place.items() if (value := level(at)) is not None}
+        mine = [
+            f for f in found[case] if f.get("machine", machine) == machine and f.get("suite", suite) == suite
+        ]
+        made.append(
+            Trend(
+                machine=machine,
+                case=case,
+                suite=suite,
+                values=values,
+                rows=dict(by_place),
+                findings=tuple(mine),
+            )
+        )
+    return sorted(made, key=lambda t: (not t.findings, t.case, t.machine, t.suite))
+
+
+def level(rows: Sequence[Row]) -> float | None:
+    """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU; None for none."""
+    from benchmarks.evidence import NotFiniteError, seconds
+
+    ok = [row for row in rows if row.status == "ok" and row.samples_seconds]
+    try:
+        found = seconds(ok) if ok else None
+    except NotFiniteError:
+        return None
+    return found.value if found else None
+
+
+def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[str, Any]]:
+    """Trends whose last result is worse than the best before it, by the gate's own rules, with the blamed commits.
+
+    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio is
+    the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit.
+    """
+    from benchmarks import evidence, history
+    from benchmarks.gate import differences
+
+    answers = []
+    for trend in found:
+        if len(trend.values) < 2:
+            continue
+        last = max(trend.values)
+        results = {}
+        for index in sorted(trend.values, reverse=True):
+            ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
+            if differences(ok[0], trend.rows[last][0]):
+                break
+            results[commits[index].sha] = evidence.seconds(ok)
+        known = {sha: one for sha, one in results.items() if one is not None}
+        order = [commit.sha for commit in commits[min(trend.values) : last + 1]]
+        step = history.first_bad(order, known, worse=evidence.worse)
+        if step is not None:
+            answers.append({
+                "machine": trend.machine, "case": trend.case, "suite": trend.suite, "commits": list(step.suspects),
+                "ratio": evidence.ratio(step.before, known[commits[last].sha]),
+            })  # fmt: skip
+    return answers
+
+
+def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
+    """The commit a finding names, or the range where some in between were not measured."""
+    known = {commit.sha: commit for commit in commits}
+    named = [known.get(sha, Commit(sha=sha)).label for sha in finding["commits"]]
+    if len(named) <= 1:
+        return named[0] if named else "unknown commit"
+    return f"one of {len(named)} commits, {named[0]} to {named[-1]}"
+
+
+def change(ratio: float | None) -> str:
+    """A ratio of new to old seconds in words: 1.15 is "15% slower"; None is a rise from zero."""
+    if ratio is None:
+        return "slower than zero"
+    if ratio >= 2:
+        return f"{ratio:.3g}x as long"
+    return f"{(ratio - 1) * 100:.3g}% slower" if ratio >= 1 else f"{(1 - ratio) * 100:.3g}% faster"
+
+
+def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = ()) -> Chart:
+    """Milliseconds over the commits from the first to the last measured one."""
+    from benchmarks.gate import differences
+
+    low, high = min(trend.rows), max(trend.rows)
+    points: list[Point] = []
+    marks: list[Mark] = []
+    before: Row | None = None
+    for index in range(low, high + 1):
+        at, value = trend.rows.get(index, ()), trend.values.get(index)
+        x = index - low
+        if value is None:
+            row = at[0] if at else None
+            note = f"{row.status}: {row.reason}" if row else "not measured"
+            points.append(
+                Point(x=x, y=None, note=f"{commits[index].label}\n{note}", status=row.status if row else None)
+            )
+            continue
+        if before is not None and (changed := differences(before, at[0])):
+            points.append(Point(x=x - 0.5, y=None))  # breaks the line
+            marks.append(Mark(x=x - 0.5, label="; ".join(changed), kind="environment"))
+        before = at[0]
+        count = sum(len(row.samples_seconds) for row in at)
+        note = f"{commits[index].label}\n{value * 1e3:.4g} ms ({count} samples)"
+        points.append(Point(x=x, y=value * 1e3, note=note))
+    position = {commit.sha: index - low for index, commit in enumerate(commits)}
+    for finding in trend.findings:
+        places = [position[sha] for sha in finding["commits"] if sha in position]
+        if places:
+            label = f"{change(finding['ratio'])}: {finding['commits'][-1][:8]}"
+            if len(places) > 1:
+                label = (
+                    f"{change(finding['ratio'])}: {finding['commits'][0][:8]}..{finding['commits'][-1][:8]}"
+                )
+            marks.append(Mark(x=max(places), label=label))
+    measured = [facts_of(row) for rows in trend.rows.values() for row in rows]
+    return Chart(
+        id=file_name(f"history {trend.machine} {trend.suite} {trend.case}", taken),
+        title=trend.case,
+        kind="line",
+        x=Axis(
+            label="commit, first parents, oldest first",
+            categories=tuple(c.sha[:8] for c in commits[low : high + 1]),
+        ),
+        y=Axis(label="ms", zero=False),
+        series=(Series(name=f"{trend.machine}, {trend.suite}", points=tuple(points), color=0),),
+        marks=tuple(marks),
+        caption="Lower is better. A commit without a result is a gap; the line also breaks where the environment changed.",
+        context=tuple(contexts(measured)[-1:]),
+    )
+
+
+def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame":
+    """A line for each trend: last and best time, their ratio, the commits measured, and what the gate found."""
+    records = []
+    for trend in found:
+        best, last = trend.best, trend.last
+        records.append({
+            "case": trend.case,
+            "last/best": last / best if last is not None and best else None,
+            "last ms": last * 1e3 if last is not None else None,
+            "best ms": best * 1e3 if best is not None else None,
+            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings) or None,
+            "commits": len(trend.values),
+            "without result": max(trend.rows) - min(trend.rows) + 1 - len(trend.values),
+            "suite": trend.suite,
+            "machine": trend.machine,
+        })  # fmt: skip
+    return frame(records, {"case": str, "last/best": float, "last ms": float, "best ms": float, "finding": str,
+                 "commits": int, "without result": int, "suite": str, "machine": str})  # fmt: skip
+
+
+def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commit]) -> "DataFrame":
+    """The regressions: which case, how much, since which commit."""
+    records = [
+        {
+            "case": f["case"],
+            "new/old": f["ratio"],
+            "change": change(f["ratio"]),
+            "commit": blamed(f, commits),
+        }
+        for f in findings
+    ]
+    return frame(records, {"case": str, "new/old": float, "change": str, "commit": str})

@@ -1,0 +1,63 @@
+"""Count the bytes that tensors keep alive while a region runs, on any device and without an allocator's help.
+
+A dispatch mode sees every operation's results. Each new storage adds its bytes when it appears and takes them
+away when it dies, so the sum is what a perfect allocator would have in use. On the meta device nothing is
+allocated at all: the peak of a 3-billion-parameter step can be counted on a laptop in seconds. What a kernel
+allocates inside (workspace, temporaries of a fused or compiled region) is not seen.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Context manager that counts storages born inside it.
+
+    Attributes:
+        live_bytes: now.
+        peak_bytes: the most since the start or the last `reset_peak`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+
+    def reset_peak(self) -> None:
+        """Start a new peak from what is alive now."""
+        self.peak_bytes = self.live_bytes
+
+    def ignore(self, *tensors: torch.Tensor) -> None:
+        """Never count these tensors' storages (results that only look at them are not new)."""
+        for tensor in tensors:
+            self._sizes[tensor.untyped_storage()] = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        # An argument seen for the first time existed before the region, and so did a result that shares its
+        # storage.
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor):
+                self._sizes.setdefault(tensor.untyped_storage(), 0)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._meet(tensor.untyped_storage())
+        return result
+
+    def _meet(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._sizes:
+            return
+        size = storage.nbytes()
+        self._sizes[storage] = size
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.live_bytes -= size

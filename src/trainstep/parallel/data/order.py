@@ -1,0 +1,65 @@
+"""Starting reductions from backward, in one order on every rank."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+
+class OrderedUnits:
+    """Launches units of parameters, each as soon as its gradients are complete and all units before it are
+    launched.
+
+    Backward may reach parameters in another order on another rank, or not at all; the order of launches is
+    that of `units` nonetheless. What backward left over is launched by `launch_rest`.
+
+    Args:
+        units: disjoint lists of parameters, in the order backward is expected to complete them.
+        launch: called with a unit's index when it is its turn.
+        active: hooks do nothing while it returns False.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Sequence[nn.Parameter]],
+        launch: Callable[[int], None],
+        active: Callable[[], bool],
+    ) -> None:
+        self._units = units
+        self._launch = launch
+        self._active = active
+        self._unit_of = {id(p): index for index, unit in enumerate(units) for p in unit}
+        # After accumulation: the hook sees the gradient that the optimizer would, micro-batches included.
+        self._hooks = [p.register_post_accumulate_grad_hook(self._ready) for unit in units for p in unit]
+        self._restart()
+
+    def _restart(self) -> None:
+        self._next = 0
+        self._seen: set[int] = set()
+        self._incomplete = [len(unit) for unit in self._units]
+
+    @torch.no_grad()
+    def _ready(self, parameter: torch.Tensor) -> None:
+        # Already on its way: a further share, also one of no_sync, would be lost or mixed into the sum.
+        if id(parameter) in self._seen:
+            raise RuntimeError(
+                "a second backward before finish_gradient_synchronization; put all but the last in no_sync()"
+            )
+        if not self._active():
+            return
+        self._seen.add(id(parameter))
+        self._incomplete[self._unit_of[id(parameter)]] -= 1
+        while self._next < len(self._units) and not self._incomplete[self._next]:
+            self._launch(self._next)
+            self._next += 1
+
+    def launch_rest(self) -> None:
+        """Launch every unit that backward did not complete, and start over."""
+        for index in range(self._next, len(self._units)):
+            self._launch(index)
+        self._restart()
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()

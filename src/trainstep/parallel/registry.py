@@ -1,0 +1,82 @@
+"""The tables of data-parallel variants and their peers.
+
+Standard library only: the ruler loads this file by path from its own checkout, also when an older trainstep
+is installed. A variant is added with a row here and its class in a file under `data/`; tests, sweeps, tables
+and plots follow.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelRow:
+    """One wrapper: `wrapper = Wrapper(module, **options)`, `.module`, `finish_gradient_synchronization()`,
+    `no_sync()`.
+
+    Attributes:
+        name: the name in case ids and on the command line.
+        target: "module:class", imported when first used.
+        options: keyword arguments bound to the class.
+        peer: shipped by somebody else; never our own work.
+        devices: device types it runs on.
+        buckets: takes `bucket_size_mb`.
+        unused_parameters: a gradient may be missing on some ranks or on all without any option.
+        overlaps: starts to communicate before backward ends.
+    """
+
+    name: str
+    target: str
+    options: dict[str, Any] = field(default_factory=dict)
+    peer: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    buckets: bool = False
+    unused_parameters: bool = True
+    overlaps: bool = False
+
+
+DATA_PARALLEL: tuple[DataParallelRow, ...] = (
+    DataParallelRow(name="naive", target="trainstep.parallel.data.naive:Naive"),
+    DataParallelRow(name="flat", target="trainstep.parallel.data.flat:Flat"),
+    DataParallelRow(name="overlap", target="trainstep.parallel.data.overlap:Overlap", overlaps=True),
+    DataParallelRow(
+        name="bucketed", target="trainstep.parallel.data.bucketed:Bucketed", buckets=True, overlaps=True
+    ),
+    DataParallelRow(
+        name="torch-ddp",
+        target="trainstep.parallel.data.torch_ddp:TorchDDP",
+        peer=True,
+        buckets=True,
+        unused_parameters=False,
+        overlaps=True,
+    ),
+)
+
+
+def get_data_parallel(name: str) -> DataParallelRow:
+    """Look a row up.
+
+    Raises:
+        ValueError: the name is unknown; the message lists the known ones.
+    """
+    for row in DATA_PARALLEL:
+        if row.name == name:
+            return row
+    known = ", ".join(row.name for row in DATA_PARALLEL)
+    raise ValueError(f"unknown data-parallel variant {name!r}; known: {known}")
+
+
+def load_data_parallel(row: DataParallelRow) -> Any:
+    """Import a row's class and bind its options.
+
+    Raises:
+        ImportError, AttributeError: this trainstep does not have it.
+    """
+    module, _, name = row.target.partition(":")
+    wrapper = getattr(importlib.import_module(module), name)
+    if row.options:
+        from functools import partial
+
+        return partial(wrapper, **row.options)
+    return wrapper

@@ -1,0 +1,320 @@
+"""Every answer of the gate with its exit status (field cases H1, H2, H5, B5, R3)."""
+
+import math
+
+import pytest
+
+from benchmarks.gate import compare, exit_status
+from tests.benchmarks.rows import CPU, GPU, A, B, row
+
+ONE, TWO, THREE = (f"area/{name}/forward/S1,fp32,w1" for name in ("one", "two", "three"))
+
+
+def side(values, commit=A, env=CPU, processes=5, **fields):
+    """A commit measured in five processes; `values` is case -> seconds, or a status."""
+    rows = []
+    for case, value in values.items():
+        if isinstance(value, str):
+            rows.append(row(case, status=value, commit=commit, env=env, **fields))
+            continue
+        for process in range(processes):
+            taken = [value * (1 + 0.001 * (process + i)) for i in range(10)]
+            rows.append(row(case, taken, commit=commit, env=env, process=process, **fields))
+    return rows
+
+
+def answer(baseline, current, **options):
+    """Kinds by case and metric, and the exit status."""
+    findings = compare(baseline, current, **options)
+    kinds = {(f.case if f.metric == "seconds" else f.metric): f.kind for f in findings}
+    return kinds, exit_status(findings)
+
+
+BASE = side({ONE: 1.0, TWO: 1.0})
+
+
+@pytest.mark.parametrize(
+    "current, kinds, status",
+    [
+        ({ONE: 1.0, TWO: 1.0}, {ONE: "unchanged", TWO: "unchanged"}, 0),
+        ({ONE: 0.5, TWO: 1.0}, {ONE: "improved", TWO: "unchanged"}, 0),
+        ({ONE: 1.0, TWO: 1.0, THREE: 1.0}, {ONE: "unchanged", TWO: "unchanged", THREE: "new"}, 0),
+        ({}, {"": "nothing_collected"}, 10),
+        ({ONE: 1.0, TWO: "error"}, {ONE: "unchanged", TWO: "failed"}, 11),
+        ({ONE: 1.0, TWO: "red"}, {ONE: "unchanged", TWO: "failed"}, 11),
+        ({ONE: 1.0, TWO: "oom"}, {ONE: "unchanged", TWO: "failed"}, 11),
+        ({ONE: 1.0}, {ONE: "unchanged", TWO: "missing"}, 12),
+        ({ONE: 1.0, TWO: "skipped"}, {ONE: "unchanged", TWO: "missing"}, 12),
+        ({ONE: 1.0, THREE: 1.0}, {ONE: "unchanged", TWO: "missing", THREE: "new"}, 12),
+        ({ONE: 1.15, TWO: 1.0}, {ONE: "regressed", TWO: "unchanged"}, 13),
+        ({ONE: 2.0, TWO: 0.5}, {ONE: "regressed", TWO: "improved"}, 13),
+        # The lowest status that applies.
+        ({ONE: 2.0, TWO: "error"}, {ONE: "regressed", TWO: "failed"}, 11),
+        ({ONE: 2.0}, {ONE: "regressed", TWO: "missing"}, 12),
+        ({THREE: "error", ONE: 1.0}, {ONE: "unchanged", TWO: "missing", THREE: "failed"}, 11),
+    ],
+)
+def test_answers(current, kinds, status):
+    assert answer(BASE, side(current, commit=B)) == (kinds, status)
+
+
+def test_a_removal_may_be_allowed_and_only_that_one():
+    assert answer(BASE, side({ONE: 1.0}), allow_missing="/two/")[1] == 0
+    assert answer(BASE, side({ONE: 1.0}), allow_missing="/one/")[1] == 12
+    assert answer(BASE, side({}), allow_missing=".*")[1] == 10
+    with pytest.raises(ValueError, match="regular expression"):
+        compare(BASE, BASE, allow_missing="(")
+
+
+def test_a_declared_rename_is_compared_and_not_missing():
+    was = {THREE: ("area/older/forward/S1,fp32,w1", TWO)}
+    assert answer(BASE, side({ONE: 1.0, THREE: 1.0}), was=was) == ({ONE: "unchanged", THREE: "renamed"}, 0)
+    kinds, status = answer(BASE, side({ONE: 1.0, THREE: 1.5}), was=was)
+    assert kinds[THREE] == "regressed" and status == 13
+    assert "was " + TWO in compare(BASE, side({ONE: 1.0, THREE: 1.5}), was=was)[0].detail
+    # Undeclared it is one missing and one new.
+    assert answer(BASE, side({ONE: 1.0, THREE: 1.0}))[1] == 12
+
+
+def test_failures_on_both_sides_are_still_failures_and_memory_is_a_result():
+    both = {ONE: "error", TWO: "oom", THREE: "skipped"}
+    kinds, status = answer(side(both), side(both, commit=B))
+    assert kinds == {ONE: "failed", TWO: "unchanged", THREE: "unchanged"} and status == 11
+    kinds, status = answer(side(both), side({ONE: 1.0, TWO: 1.0, THREE: 1.0}))
+    assert kinds == {ONE: "improved", TWO: "improved", THREE: "new"} and status == 0
+
+
+def test_the_newest_run_decides_whether_a_case_failed():
+    older = side({ONE: "error"}, run="r1", started_at="2026-01-01T00:00:00+00:00")
+    newer = side({ONE: 1.0}, run="r2", started_at="2026-01-02T00:00:00+00:00")
+    base = side({ONE: 1.0})
+    assert answer(base, older + newer)[1] == 0
+    again = side({ONE: "error"}, run="r3", started_at="2026-01-03T00:00:00+00:00")
+    assert answer(base, newer + again)[1] == 11
+    # One of five processes crashed.
+    assert (
+        answer(base, newer + side({ONE: "error"}, run="r2", started_at="2026-01-02T00:00:01+00:00"))[1] == 11
+    )
+
+
+@pytest.mark.parametrize(
+    "key", ["gpu", "driver", "torch", "triton", "world_size", "python", "cuda", "device"]
+)
+def test_other_circumstances_are_not_comparable(key):
+    other = {**GPU, key: "other"}
+    findings = compare(side({ONE: 1.0}, env=GPU), side({ONE: 5.0}, env=other))
+    assert [f.kind for f in findings] == ["not_comparable"] and exit_status(findings) == 14
+    assert key in findings[0].detail and "other" in findings[0].detail
+    assert (
+        answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={k: v for k, v in GPU.items() if k != key}))[1]
+        == 14
+    )
+
+
+@pytest.mark.parametrize("tool", ["asv", "asv_runner", "pytest_benchmark"])
+def test_tool_versions_are_part_of_the_series(tool):
+    """H5: another version of the tool may measure another thing under the same name."""
+    one, two = ({**CPU, tool: version} for version in ("1.0", "2.0"))
+    assert answer(side({ONE: 1.0}, env=one), side({ONE: 1.0}, env=two))[1] == 14
+    assert answer(side({ONE: 1.0}, env=one), side({ONE: 1.0}, env={**CPU, tool: None}))[1] == 0
+
+
+@pytest.mark.parametrize("fields", [{"version": 2}, {"machine": "other"}, {"suite": "asv"}])
+def test_other_series_are_not_comparable(fields):
+    assert answer(side({ONE: 1.0}), side({ONE: 1.0}, **fields)) == ({ONE: "not_comparable"}, 14)
+
+
+def test_a_cpu_case_depends_on_the_processor_a_gpu_case_does_not():
+    assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "cpu": "faster"}))[1] == 14
+    assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={**GPU, "cpu": "faster"}))[1] == 0
+
+
+def test_rows_of_the_same_circumstances_are_chosen():
+    newer_torch = {**CPU, "torch": "2.14.0"}
+    base = side({ONE: 1.0}) + side({ONE: 2.0}, env=newer_torch, run="r2")
+    assert answer(base, side({ONE: 2.0}, env=newer_torch)) == ({ONE: "unchanged"}, 0)
+    assert answer(base, side({ONE: 2.0})) == ({ONE: "regressed"}, 13)
+
+
+def test_a_dirty_tree_is_never_a_baseline():
+    dirty = side({ONE: 1.0}, dirty=True)
+    findings = compare(dirty, side({ONE: 1.0}))
+    assert exit_status(findings) == 10 and "dirty" in findings[0].detail
+    # Its fast rows do not count beside clean ones, and it may be the current side.
+    assert answer(side({ONE: 2.0}) + side({ONE: 1.0}, dirty=True, run="r2"), side({ONE: 2.0}))[1] == 0
+    assert answer(side({ONE: 1.0}), side({ONE: 2.0}, dirty=True))[1] == 13
+    history = [(A, side({ONE: 1.0}, dirty=True)), (B, [])]
+    assert answer(side({ONE: 2.0}, commit="c" * 40), side({ONE: 2.0}, commit=B), history=history)[1] == 0
+
+
+def test_an_empty_baseline_is_nothing_collected():
+    assert answer([], side({ONE: 1.0}))[1] == 10
+
+
+def metric(value, unit, better):
+    return side({ONE: 1.0}, metrics={"m": {"value": value, "unit": unit, "better": better}})
+
+
+@pytest.mark.parametrize(
+    "old, new, unit, better, kind, status",
+    [
+        (100.0, 50.0, "tokens/s", "higher", "regressed", 13),
+        (50.0, 100.0, "tokens/s", "higher", "improved", 0),
+        (10.0, 20.0, "ms", "lower", "regressed", 13),
+        (0, 5, "bytes", "lower", "regressed", 13),
+        (0, 0, "bytes", "lower", "unchanged", 0),
+        (math.nan, 5, "bytes", "lower", "failed", 11),
+        (5, math.nan, "bytes", "lower", "failed", 11),
+        (None, 5, "bytes", "lower", "failed", 11),
+        (5, math.inf, "bytes", "lower", "failed", 11),
+    ],
+)
+def test_h2_direction_zero_and_nan(old, new, unit, better, kind, status):
+    kinds, found = answer(metric(old, unit, better), metric(new, unit, better))
+    assert kinds == {ONE: "unchanged", "m": kind} and found == status
+
+
+def test_h2_milliseconds_that_double():
+    assert answer(side({ONE: 0.010}), side({ONE: 0.020})) == ({ONE: "regressed"}, 13)
+    few = [side({ONE: value}, processes=1) for value in (0.010, 0.020)]
+    assert answer(*few) == ({ONE: "regressed"}, 13)
+    assert answer(side({ONE: 0.0}), side({ONE: 0.0}))[1] == 0
+    assert answer(side({ONE: 0.0}), side({ONE: 1.0}))[1] == 13
+
+
+@pytest.mark.parametrize("samples", [(), (1.0, math.nan)])
+def test_an_ok_row_without_finite_times_has_failed_on_either_side(samples):
+    empty = [row(ONE, samples)]
+    assert answer(side({ONE: 1.0}), empty)[1] == 11 and answer(empty, side({ONE: 1.0}))[1] == 11
+
+
+def test_a_metric_that_vanished_is_missing():
+    assert answer(metric(5, "bytes", "lower"), side({ONE: 1.0})) == ({ONE: "unchanged", "m": "missing"}, 12)
+    assert answer(side({ONE: 1.0}), metric(5, "bytes", "lower")) == ({ONE: "unchanged", "m": "new"}, 0)
+
+
+def test_oversubscribed_rows_are_never_gated_for_speed():
+    many = {**CPU, "oversubscribed": True}
+    assert answer(side({ONE: 1.0}, env=many), side({ONE: 9.0}, env=many)) == ({ONE: "unchanged"}, 0)
+    assert answer(side({ONE: 1.0}, env=many), side({ONE: "error"}, env=many))[1] == 11
+
+
+def test_few_processes_say_so():
+    """Below five processes a side only a large change counts."""
+    (finding,) = compare(side({ONE: 1.0}, processes=2), side({ONE: 1.15}))
+    assert finding.kind == "unchanged" and "2 and 5 processes, 5 needed" in finding.detail
+
+
+# Re-measurement.
+
+
+class Remeasure:
+    """Answers with the rows it was given, and remembers what it was asked."""
+
+    def __init__(self, old, new):
+        self.old, self.new, self.asked = old, new, []
+
+    def __call__(self, cases, commits):
+        self.asked.append((cases, commits))
+        return side(self.old, commit=commits[0]), side(self.new, commit=commits[1])
+
+
+def test_an_alarm_counts_when_it_shows_again():
+    again = Remeasure({ONE: 1.0}, {ONE: 1.14})
+    (finding,) = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=again)
+    assert (
+        finding.kind == "regressed" and finding.confirmed is True and "x1.14 measured again" in finding.detail
+    )
+    assert again.asked == [([ONE], [A, B])]
+
+
+def test_an_alarm_that_does_not_show_again_is_none():
+    again = Remeasure({ONE: 1.0}, {ONE: 1.01})
+    findings = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=again)
+    assert findings[0].kind == "unchanged" and findings[0].confirmed is False and exit_status(findings) == 0
+    assert "not confirmed" in findings[0].detail
+
+
+def test_only_alarms_are_measured_again_and_a_dirty_tree_as_it_is():
+    again = Remeasure({TWO: 1.0}, {TWO: 2.0})
+    current = side({ONE: 1.0, TWO: 2.0}, commit=B, dirty=True)
+    compare(side({ONE: 1.0, TWO: 1.0}), current, remeasure=again)
+    assert again.asked == [([TWO], [A, None])]
+    quiet = Remeasure({}, {})
+    compare(BASE, BASE, remeasure=quiet)
+    assert quiet.asked == []
+
+
+@pytest.mark.parametrize("old, new", [({}, {}), ({ONE: "skipped"}, {ONE: 1.0}), ({ONE: 1.0}, {ONE: "error"})])
+def test_an_alarm_that_cannot_be_measured_again_stays(old, new):
+    findings = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=Remeasure(old, new))
+    assert findings[0].kind == "regressed" and findings[0].confirmed is None and exit_status(findings) == 13
+    assert "not measured again" in findings[0].detail
+
+
+# History.
+
+COMMITS = [c * 40 for c in "0123456789"]
+
+
+def history(values):
+    return [
+        (commit, [] if value is None else side({ONE: value}, commit=commit))
+        for commit, value in zip(COMMITS, values, strict=False)
+    ]
+
+
+def gated(values, baseline=-2, **options):
+    past = history(values)
+    (finding,) = compare(past[baseline][1], past[-1][1], history=past, **options)
+    return finding
+
+
+def test_r3_ten_twenty_fifteen_is_fifty_percent_slower():
+    finding = gated([10, 20, 15])
+    assert finding.kind == "regressed" and finding.ratio == pytest.approx(1.5)
+    assert (finding.good, finding.suspects, finding.against) == (COMMITS[0], (COMMITS[1],), COMMITS[0])
+
+
+@pytest.mark.parametrize(
+    "values, suspects",
+    [
+        ([10, 20, 20, 20, 20], [1]),
+        ([10, None, 20, 20], [1, 2]),
+        ([10, 10, 10, 11.5], [3]),
+        ([10, 10, None, None, 12, 12], [2, 3, 4]),
+    ],
+)
+def test_r3_the_commit_or_the_range_is_named(values, suspects):
+    finding = gated(values, baseline=0)
+    assert finding.kind == "regressed" and finding.suspects == tuple(COMMITS[i] for i in suspects)
+
+
+def test_r3_a_regression_from_before_the_window_starts_at_index_0():
+    past = history([20, 20])
+    (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past)
+    assert finding.kind == "regressed" and finding.good is None and finding.suspects == (COMMITS[0],)
+    assert finding.against == A
+
+
+def test_a_dirty_tree_is_blamed_after_its_commit():
+    past = history([10, 10])
+    (finding,) = compare(past[0][1], side({ONE: 20}, commit=COMMITS[1], dirty=True), history=past)
+    assert finding.suspects == ("the work tree",)
+
+
+def test_a_mended_slowdown_is_no_regression():
+    assert gated([10, 20, 10]).kind == "improved"
+    assert gated([10, 20, 10], baseline=0).kind == "unchanged"
+
+
+def test_confirmation_is_against_the_best_commit():
+    again = Remeasure({ONE: 10}, {ONE: 15})
+    assert gated([10, 20, 15], remeasure=again).confirmed is True
+    assert again.asked == [([ONE], [COMMITS[0], COMMITS[2]])]
+
+
+def test_history_follows_a_rename():
+    past = [(COMMITS[0], side({TWO: 10}, commit=COMMITS[0])), *history([None, 20, 20])[1:]]
+    (finding,) = compare(past[0][1], past[-1][1], history=past, was={ONE: (TWO,)})
+    assert finding.kind == "regressed" and finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)

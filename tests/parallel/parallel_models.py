@@ -1,0 +1,109 @@
+"""Small models and the one-process reference that the parallel tests compare with."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainstep.parallel.launch import rank_device
+
+
+class Toy(nn.Module):
+    """Tied embedding and head, odd widths, a frozen layer, a parameter that nothing uses, mixed shapes."""
+
+    def __init__(self, vocabulary=11, width=6):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.first = nn.Linear(width, 7)
+        self.frozen = nn.Linear(7, 7)
+        self.frozen.requires_grad_(False)
+        self.second = nn.Linear(7, width, bias=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        """Logits of the next token."""
+        x = self.embedding(tokens)
+        x = x + self.second(torch.tanh(self.frozen(torch.tanh(self.first(x)))))
+        return self.head(x * self.scale)
+
+
+def loss_of(model, tokens):
+    """Mean cross-entropy of the next token."""
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def batch_of(rank, step, micro=0, rows=4, vocabulary=11):
+    """Rank `rank`'s tokens [rows, 6] of one micro-batch."""
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
+    return torch.randint(0, vocabulary, (rows, 6), generator=generator).to(rank_device())
+
+
+def build(seed=0, make=Toy):
+    """A seeded model on this rank's device."""
+    torch.manual_seed(seed)
+    return make().to(rank_device())
+
+
+def reference_gradients(model, batches_of_ranks):
+    """One process: each rank's accumulated gradients, added in rank order and divided."""
+    totals = {}
+    for batches in batches_of_ranks:
+        model.zero_grad()
+        for tokens in batches:
+            loss_of(model, tokens).backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                totals[name] = totals[name] + parameter.grad if name in totals else parameter.grad.clone()
+    for name, parameter in model.named_parameters():
+        parameter.grad = totals[name] / len(batches_of_ranks) if name in totals else None
+
+
+def reference_training(model, make_optimizer, steps, micro_batches=1, clip=None):
+    """Train a copy of `model` in this one process as all ranks together would."""
+    model = copy.deepcopy(model)
+    optimizer = make_optimizer(model)
+    for step in range(steps):
+        reference_gradients(
+            model,
+            [
+                [batch_of(rank, step, micro) for micro in range(micro_batches)]
+                for rank in range(dist.get_world_size())
+            ],
+        )
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model
+
+
+def adamw(model):
+    """AdamW without fused kernels, on what is trainable."""
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02, foreach=False)
+
+
+def momentum(model):
+    """SGD with momentum."""
+    return torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, foreach=False
+    )
+
+
+def largest_difference(one, other):
+    """Largest absolute difference of two models' parameters."""
+    return max(
+        (a.double() - b.double()).abs().max().item()
+        for a, b in zip(one.parameters(), other.parameters(), strict=True)
+    )
+
+
+def fingerprint(module):
+    """All parameters and buffers as bytes, to compare ranks bit for bit."""
+    return [
+        t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for t in (*module.parameters(), *module.buffers())
+    ]

@@ -16,6 +16,9 @@ COMMANDS = {
     "collective": "Time collectives over ranks against payload.",
     "parallel": "Time data-parallel variants beside torch's.",
     "run": "Measure cases of a tier and keep the rows.",
+    "adopt": "File rows measured where git does not travel under their commit.",
+    "gate": "Compare two sets of results and name what regressed.",
+    "report": "Make tables and the page from results.",
     "doctor": "Say what this machine can run, and why not the rest.",
 }
 

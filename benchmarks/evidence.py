@@ -6,10 +6,13 @@ machine was. On a GPU a repetition is an observation and the median the statisti
 
 A difference counts when the distributions moved apart, not only a number:
 
-- CPU: the smallest of the minima and their lower quartile both moved by more than the threshold. One lucky
-  process moves only the smallest; busy spells, even if they hit half of the processes, leave both where they
-  are. (Simulated with five processes a side, a quarter of them busy by 5-60%: 0.1% false alarms and 99% of
-  15% slowdowns found; comparing medians of the minima gives 9% and 91%. `tests/benchmarks/test_evidence.py`.)
+- CPU: the smallest of the minima and their lower quartile both moved by more than the threshold, and on each
+side
+  two processes agree on the smallest. One lucky process moves only the smallest; busy spells, even if they
+  hit half of the processes, leave both where they are; a machine so crowded that no two processes agree says
+  nothing, unless every process of one side is beyond every one of the other. (Simulated with five processes a
+  side, a quarter of them busy by 5-60%: 0.1% false alarms and 98% of 15% slowdowns found; comparing medians
+  of the minima gives 9% and 91%. `tests/benchmarks/test_evidence.py`.)
 - GPU: the median moved by more than the threshold, and the current samples' lower quartile lies above the
   baseline's upper quartile. A case that flips between two modes moves its median without that.
 
@@ -43,7 +46,7 @@ class Rule:
     processes: bool
 
 
-CPU_TIME = Rule(threshold=0.075, needed=5, weak_threshold=0.25, processes=True)
+CPU_TIME = Rule(threshold=0.075, needed=5, weak_threshold=0.5, processes=True)
 GPU_TIME = Rule(threshold=0.025, needed=10, weak_threshold=0.075, processes=False)
 # Bytes and counts do not scatter; allocators round a little.
 COUNT = Rule(threshold=0.02, needed=1, weak_threshold=0.02, processes=True)
@@ -76,6 +79,15 @@ class Evidence:
     def enough(self) -> bool:
         """Whether there are as many observations as the rule needs."""
         return len(self.observations) >= self.rule.needed
+
+    @property
+    def steady(self) -> bool:
+        """Whether two processes agree on the best one, within the threshold. A single one has nobody to
+        differ."""
+        if not self.rule.processes or len(self.observations) < 2:
+            return True
+        first, second = sorted(_cost(value, self.better) for value in self.observations)[:2]
+        return not _exceeds(first, second, self.rule.threshold)
 
 
 class NotFiniteError(Exception):
@@ -152,6 +164,8 @@ def worse(before: Evidence, after: Evidence) -> bool:
     # Seen as costs, which are worse when larger: a rate is turned upside down.
     old, new = ([_cost(value, e.better) for value in e.observations] for e in (before, after))
     if rule.processes:
+        if not (before.steady and after.steady):
+            return _exceeds(max(old), min(new), threshold)
         quartiles = _quantile(old, 0.25), _quantile(new, 0.25)
         return _exceeds(min(old), min(new), threshold) and _exceeds(*quartiles, threshold)
     return _exceeds(median(old), median(new), threshold) and _quantile(new, 0.25) > _quantile(old, 0.75)

@@ -30,10 +30,14 @@ STATUS = {
 # Results that differ in one of these were made under other circumstances, also when one side does not know
 # it.
 _CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size")
+# How samples are taken decides what one is: with no warm-up the first call is a sample.
+_METHOD = ("warmup", "inner")
 _CPU_CIRCUMSTANCES = ("cpu", "cpu_count", "cpu_threads")
 # The tools decide what a sample is only where both sides went through them.
 _TOOLS = ("asv", "asv_runner", "pytest_benchmark")
 
+# Times an alarm is measured again while the machine is too busy to tell.
+ATTEMPTS = 3
 # remeasure(case ids, [commit or None for the work tree, ...]) -> the rows of each, measured alternately
 Remeasure = Callable[[list[str], list[str | None]], Sequence[Sequence[Row]]]
 
@@ -182,7 +186,7 @@ def circumstances(row: Row) -> dict[str, Any]:
         "machine": row.machine,
         "suite": row.suite,
         "version": row.version,
-        **{name: row.env.get(name) for name in names},
+        **{name: row.env.get(name) for name in (*names, *_METHOD)},
     }
 
 
@@ -295,7 +299,7 @@ def _quantity(
     best, against = before, old_commit
     if step is not None and step.best is not None:
         best, against = step.before, step.best
-    few = "" if best.enough and after.enough else _few(best, after)
+    few = _doubts(best, after)
     finding = Finding(
         kind="unchanged",
         case=case,
@@ -323,7 +327,15 @@ def _join(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _few(before: Evidence, after: Evidence) -> str:
+def _doubts(before: Evidence, after: Evidence) -> str:
+    """Why less can be told than usual: few observations, or none that agree; "" when nothing is in the
+    way."""
+    if before.enough and after.enough:
+        shaky = [value for value in (before, after) if not value.steady]
+        if not shaky:
+            return ""
+        ends = min(shaky[-1].observations), max(shaky[-1].observations)
+        return f"the machine was too busy to tell: processes gave {ends[0]:.3g} to {ends[1]:.3g} {after.unit}"
     what = "processes" if after.rule.processes else "samples"
     counts = f"{len(before.observations)} and {len(after.observations)} {what}"
     return (
@@ -332,26 +344,51 @@ def _few(before: Evidence, after: Evidence) -> str:
 
 
 def _confirmed(findings: list[Finding], commit: str | None, remeasure: Remeasure) -> list[Finding]:
-    """Measure what regressed again, both commits alternating, and keep the alarms that show again."""
-    alarms: dict[str, list[str]] = {}
+    """Measure what regressed again, both commits alternating, and keep the alarms that show again.
+
+    Where the machine was too busy to tell, once and twice more, with all the re-measured processes together.
+    """
+    open_: dict[str, list[str]] = {}
     for finding in findings:
         if finding.kind == "regressed" and finding.against is not None:
-            alarms.setdefault(finding.against, [])
-            if finding.case not in alarms[finding.against]:
-                alarms[finding.against].append(finding.case)
-    again = {against: remeasure(cases, [against, commit]) for against, cases in alarms.items()}
-    return [_after(f, *again[f.against]) if f.kind == "regressed" and f.against else f for f in findings]
+            cases = open_.setdefault(finding.against, [])
+            if finding.case not in cases:
+                cases.append(finding.case)
+    again: dict[tuple[str, str], tuple[list[Row], list[Row]]] = {}
+    for _ in range(ATTEMPTS):
+        for against, cases in open_.items():
+            sides = remeasure(cases, [against, commit]) if cases else ((), ())
+            for side, rows in enumerate(sides):
+                for row in rows:
+                    again.setdefault((against, row.case), ([], []))[side].append(row)
+        open_ = {
+            against: [case for case in cases if _unsteady(again.get((against, case)))]
+            for against, cases in open_.items()
+        }
+    return [
+        _after(f, *again.get((f.against, f.case), ([], []))) if f.kind == "regressed" and f.against else f
+        for f in findings
+    ]
+
+
+def _unsteady(sides: tuple[list[Row], list[Row]] | None) -> bool:
+    if sides is None:
+        return False
+    try:
+        found = [_evidence(_ok(rows), "seconds") for rows in sides]
+    except NotFiniteError:
+        return False
+    return all(found) and not all(value is None or value.steady for value in found)
 
 
 def _after(finding: Finding, old: Sequence[Row], new: Sequence[Row]) -> Finding:
     """The finding once both sides were measured again."""
-    sides = [[row for row in rows if row.case == finding.case] for rows in (old, new)]
     try:
-        before, after = (_evidence(_ok(rows), finding.metric) for rows in sides)
+        before, after = _evidence(_ok(old), finding.metric), _evidence(_ok(new), finding.metric)
     except NotFiniteError:
         before = after = None
     if before is None or after is None:
-        reason = next((row.reason for rows in sides for row in rows if row.reason), "no rows")
+        reason = next((row.reason for row in (*old, *new) if row.reason), "no rows")
         return replace(finding, detail=_join(finding.detail, f"not measured again: {reason}"))
     factor = evidence.ratio(before, after)
     said = "from zero" if factor is None else f"x{factor:.3g}"
@@ -359,4 +396,5 @@ def _after(finding: Finding, old: Sequence[Row], new: Sequence[Row]) -> Finding:
         return replace(finding, confirmed=True, detail=_join(finding.detail, f"{said} measured again"))
     seen = "from zero" if finding.ratio is None else f"x{finding.ratio:.3g}"
     detail = f"alarm not confirmed: {seen} in the rows, {said} measured again, alternating"
+    detail = _join(detail, _doubts(before, after))
     return replace(finding, kind="unchanged", confirmed=False, detail=detail, good=None, suspects=())

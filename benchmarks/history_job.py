@@ -1,35 +1,40 @@
 """asv over the last commits of this checkout, with everything it leaves in git-ignored places.
 
-`asv run` itself uses asv.conf.json as it stands and publishes under results/asv; this module is for whoever only
-wants to see what the last commits did to the numbers on the machine at hand.
+`asv run` itself uses asv.conf.json as it stands, builds every commit into an environment of its own and publishes
+under results/asv. This is for whoever wants to see within a minute what the last commits did to the numbers on
+the machine at hand: each commit's src/ is unpacked beside the checkout and measured by the running Python.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.cases.registries import ROOT
+from benchmarks.measure.alternate import unpack_source
 from benchmarks.measure.provenance import git
 from benchmarks.measure.record import write_atomically
 
 LOCAL = ROOT / "results" / "local"
-# Small cases whose setup takes no compiler: every commit of a short history within a minute.
+SITE = ROOT / "results" / "html" / "asv"
+# Small cases whose setup needs no compiler.
 HISTORY_CASES = r"bench_step.*'plain'.*toy|bench_attention.*'(reference|tiled|sdpa-math)'.*S256"
 
 
 def local_config() -> Path:
     """Write asv's configuration with this checkout's absolute places and local results; returns its path."""
-    text = (ROOT / "asv.conf.json").read_text()
-    config = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    config = json.loads(re.sub(r"^\s*//.*$", "", (ROOT / "asv.conf.json").read_text(), flags=re.MULTILINE))
+    del config["matrix"]  # the running Python is the environment
     config |= {
         "repo": str(ROOT),
         "branches": ["HEAD"],
         "benchmark_dir": str(ROOT / "benchmarks"),
         "env_dir": str(ROOT / ".asv" / "env"),
         "results_dir": str(LOCAL / "asv"),
-        "html_dir": str(ROOT / "results" / "html" / "asv"),
+        "html_dir": str(SITE),
     }
     path = LOCAL / "asv.conf.json"
     write_atomically(path, json.dumps(config, indent=1) + "\n")
@@ -41,18 +46,42 @@ def last_commits(count: int) -> list[str]:
     return git(ROOT, "rev-list", "--first-parent", f"--max-count={count}", "HEAD").decode().split()[::-1]
 
 
-def asv(*arguments: str) -> int:
-    """Run asv on the local configuration; returns its exit status."""
-    return subprocess.run([sys.executable, "-m", "asv", *arguments], cwd=ROOT, check=False).returncode
+def result_files(commit: str) -> list[Path]:
+    """asv's local results of a commit."""
+    return sorted((LOCAL / "asv" / "local").glob(f"{commit[:8]}-*.json"))
 
 
-def measure_history(count: int) -> int:
-    """`asv run` over the last commits with samples kept, under the machine name "local"; asv's exit status."""
-    config = str(local_config())
-    asv("machine", "--yes", "--machine", "local", "--config", config)
-    commits = LOCAL / "commits"
-    write_atomically(commits, "\n".join(last_commits(count)) + "\n")
-    return asv(
-        "run", f"HASHFILE:{commits}", "--config", config, "--machine", "local", "--record-samples",
-        "--skip-existing-successful", "--bench", HISTORY_CASES,
-    )  # fmt: skip
+def asv(config: Path, command: str, *arguments: str, environment: dict[str, str] | None = None) -> int:
+    """Run an asv command on the local configuration; returns its exit status."""
+    words = [sys.executable, "-m", "asv", command, "--config", str(config), *arguments]
+    return subprocess.run(words, cwd=ROOT, check=False, env=os.environ | (environment or {})).returncode
+
+
+def measure_history(count: int) -> list[str]:
+    """Measure the last commits with asv, samples kept, under the machine name "local".
+
+    Returns:
+        the commits that have a result afterwards, oldest first.
+    """
+    config = local_config()
+    asv(config, "machine", "--yes", "--machine", "local")
+    commits = last_commits(count)
+    for commit in commits:
+        if result_files(commit):
+            continue
+        with tempfile.TemporaryDirectory(prefix="trainstep-history-") as scratch:
+            source = unpack_source(ROOT, commit, Path(scratch))
+            asv(
+                config, "run", "-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", "local",
+                "--record-samples", "--bench", HISTORY_CASES,
+                environment={"ASV_PYTHONPATH": str(source)},
+            )  # fmt: skip
+    return [commit for commit in commits if result_files(commit)]
+
+
+def publish() -> Path:
+    """Make asv's site from the local results, readable offline; returns its page."""
+    from benchmarks.report.asv_site import make_offline
+
+    asv(local_config(), "publish", "--no-pull")
+    return make_offline(SITE)

@@ -1,5 +1,6 @@
 """`report`: tables, charts and history of everything measured, as one page that opens offline."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,20 @@ def report(
 ) -> int:
     """Write the page; with a format, the tables and figures as files beside it."""
     from benchmarks.cases.registries import ROOT
+
+    directory = out if out is not None else ROOT / "results" / "html"
+    print(make_report(ROOT, directory, machine=machine, table_format=table_format))
+    return 0
+
+
+def make_report(
+    root: Path, directory: Path, *, machine: str | None = None, table_format: str | None = None
+) -> Path:
+    """Write the page of a checkout's results; returns its path. Damaged files are named on it and on stderr.
+
+    Raises:
+        ValueError: no such machine or format, or a place that cannot be written; nothing is written then.
+    """
     from benchmarks.commands.printing import is_peer
     from benchmarks.measure.record import write_atomically
     from benchmarks.report.formats import FORMATS
@@ -36,16 +51,16 @@ def report(
 
     if table_format is not None and table_format not in FORMATS:
         raise ValueError(f"unknown table format {table_format!r}; known: {', '.join(FORMATS)}")
-    rows, damaged = collect(ROOT / "results")
+    rows, damaged = collect(root / "results")
     if machine is not None:
         known = sorted({row.machine for row in rows})
         rows = [row for row in rows if row.machine == machine]
         if not rows:
             raise ValueError(f"no results of machine {machine!r}; there are: {', '.join(known) or 'none'}")
+    damaged = [line.replace(f"{root}{os.sep}", "") for line in damaged]
     for line in damaged:
         print(f"warning: {line}", file=sys.stderr)
-    commits = first_parents(ROOT)
-    directory = out if out is not None else ROOT / "results" / "html"
+    commits = first_parents(root)
     made = build_page(
         rows,
         is_peer=is_peer,
@@ -58,8 +73,7 @@ def report(
     write_atomically(index, made.html)
     if table_format is not None:
         write_files(made, directory, table_format)
-    print(index)
-    return 0
+    return index
 
 
 def collect(results: Path) -> tuple[list[Row], list[str]]:

@@ -138,9 +138,10 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                 metrics=extra.get("metrics", {}),
                 check=extra.get("check"),
                 env={
+                    **machine.get("trainstep", {}),  # see conftest.py
                     "pytest_benchmark": data.get("version"),
                     "world_size": world_size,
-                    **extra.get("env", {}),
+                    **machine.get("trainstep", {}),
                 },
             )
         )

@@ -24,31 +24,45 @@ class DeviceClock:
 
 CLOCK = DeviceClock()
 ROUNDS = 10
+# A case whose call takes longer than this gets half the rounds, which is still the least that a result may have.
+LONG_SECONDS = 0.3
 
 
 def measure_with(benchmark: Any, case: Any, device: str) -> None:
     """Prepare, check and measure one case as a pytest-benchmark test. What cannot run here is skipped with its reason.
 
-    The calibrated call `benchmark(f)` would call more often than it says; `pedantic` calls once a round.
+    The calibrated call `benchmark(f)` would call more often than it says; `pedantic` calls once a round. What the
+    tool has no place for (metrics, check, first call) goes into `extra_info`, where the record loader finds it.
     """
     import pytest
 
     from benchmarks import cases as tables
+    from benchmarks.runner import work_metrics
 
     try:
         made = tables.prepare(case, device)
     except NotImplementedError as reason:
         pytest.skip(str(reason))
+    extra = {"case": case.id, "version": case.version, "metrics": work_metrics(made.work)}
     try:
         if made.check is not None:
             result = made.check()
-            assert result.green, f"differs from the reference: error {result.error:.3g}, allowed {result.budget:.3g}"
+            extra["check"] = {"error": result.error, "budget": result.budget}
+            assert result.green, (
+                f"differs from the reference: error {result.error:.3g}, allowed {result.budget:.3g}"
+            )
 
         def once() -> None:
             made.before()
             CLOCK.elapsed = made.clock(made.run)
 
-        benchmark.extra_info.update(case=case.id, version=case.version, device=device)
-        benchmark.pedantic(once, rounds=ROUNDS if benchmark.enabled else 1, warmup_rounds=2, iterations=1)
+        once()
+        extra["first_seconds"] = CLOCK.elapsed
+        once()
+        rounds = ROUNDS if CLOCK.elapsed < LONG_SECONDS else ROUNDS // 2
+        benchmark.pedantic(once, rounds=rounds if benchmark.enabled else 1, iterations=1)
+        if made.metrics is not None:
+            extra["metrics"] |= made.metrics()
+        benchmark.extra_info.update(extra)
     finally:
         made.close()

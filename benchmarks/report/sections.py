@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.measure.record import STATUSES, Row
@@ -32,6 +32,7 @@ class Page:
     sheets: Sheets = field(default_factory=Sheets)
     charts: dict[str, Chart] = field(default_factory=dict)
     figures: list[str] = field(default_factory=list)
+    machines: list[str] = field(default_factory=list)
 
     def figure(self, chart: Chart, *, kind: str | None = None) -> Html | None:
         """A chart's place on the page; None when it has nothing to show."""
@@ -73,7 +74,9 @@ def machine_sections(
 ) -> tuple[str, list[Section], Html]:
     """Everything about one machine: its id on the page, its sections, and its markup."""
     machine = rows[0].machine
-    identity = file_name(f"machine {machine}", [i.split("/")[0] for i in page.sheets.texts])
+    slug = file_name(machine, page.machines)
+    page.machines.append(slug)
+    identity = f"machine--{slug}"  # two hyphens in a row: no table and no chart is named so
     facts = latest(rows)
     made = [
         _headline(page, identity, facts),
@@ -93,6 +96,11 @@ def machine_sections(
         class_="machine",
     )
     return identity, sections, body
+
+
+def _named(identity: str, name: str) -> str:
+    """A table's or chart's name with its machine's, as in the files it is exported to."""
+    return f"{identity.removeprefix('machine--')} {name}"
 
 
 def _hero(machine: str, facts: Sequence[Facts]) -> Html:
@@ -126,7 +134,7 @@ def _findings(page: Page, identity: str, findings: Sequence[Mapping[str, Any]]) 
         for f in findings
     ]
     title = f"{len(findings)} regression{'s' if len(findings) > 1 else ''}"
-    link = tag("a", "See the history", href=f"#{identity}-history")
+    link = tag("a", "See the history", href=f"#{identity}--history")
     return tag("div", tag("h3", title), *lines, link, class_="banner", role="status")
 
 
@@ -134,18 +142,20 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
     groups = headline_groups(facts, page.is_peer)
     frame = tables.headline(facts, page.is_peer)
     sheet = page.sheets.sheet(
-        f"{identity} headline",
+        _named(identity, "headline"),
         frame,
         title="Every case beside the best peer of its run",
         context=contexts(facts),
     )
     pairs = page.sheets.sheet(
-        f"{identity} peers", tables.beside_peers(facts, page.is_peer), title="Every case beside every peer"
+        _named(identity, "peers"),
+        tables.beside_peers(facts, page.is_peer),
+        title="Every case beside every peer",
     )
     if sheet is None:
         return None
     return Section(
-        id=f"{identity}-headline",
+        id=f"{identity}--headline",
         title="Beside the peers",
         lede="A peer is what one would use instead. Ratios compare medians of the same run: 2× takes half the peer's "
         "time. Each card shows the largest configuration of its kind.",
@@ -198,18 +208,16 @@ def _area(page: Page, identity: str, name: str, facts: Sequence[Facts]) -> Secti
     }[name]()
     figures = [page.figure(_renamed(chart, identity, page)) for chart in drawn]
     sheets = [
-        page.sheets.sheet(f"{identity} {short}", frame, title=long, context=contexts(chosen))
+        page.sheets.sheet(_named(identity, short), frame, title=long, context=contexts(chosen))
         for short, long, frame in frames
     ]
     content = join([tag("div", *figures, class_="figures") if any(figures) else None, *sheets])
-    return Section(id=f"{identity}-{name}", title=title, lede=lede, content=content, count=str(len(chosen)))
+    return Section(id=f"{identity}--{name}", title=title, lede=lede, content=content, count=str(len(chosen)))
 
 
 def _renamed(chart: Chart, identity: str, page: Page) -> Chart:
     """The chart under an id that is distinct on the page: two machines draw the same charts."""
-    from dataclasses import replace
-
-    return replace(chart, id=file_name(f"{identity.removeprefix('machine-')} {chart.id}", list(page.charts)))
+    return replace(chart, id=file_name(_named(identity, chart.id), list(page.charts)))
 
 
 def _others(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
@@ -217,10 +225,10 @@ def _others(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None
     if not chosen:
         return None
     sheet = page.sheets.sheet(
-        f"{identity} others", tables.every_row(chosen), title="Other cases", context=contexts(chosen)
+        _named(identity, "others"), tables.every_row(chosen), title="Other cases", context=contexts(chosen)
     )
     return Section(
-        id=f"{identity}-others", title="Other cases", lede="", content=join([sheet]), count=str(len(chosen))
+        id=f"{identity}--others", title="Other cases", lede="", content=join([sheet]), count=str(len(chosen))
     )
 
 
@@ -229,7 +237,7 @@ def _memory(page: Page, identity: str, timelines: Sequence[Chart]) -> Section | 
     if not any(figures):
         return None
     return Section(
-        id=f"{identity}-memory",
+        id=f"{identity}--memory",
         title="Memory",
         lede="Active memory while a step runs, with its phases.",
         content=tag("div", *figures, class_="figures"),
@@ -254,17 +262,17 @@ def _history(
         ids.append(chart.id)
     viewer = page.figure(page.charts[ids[0]], kind="viewer")
     sheet = page.sheets.sheet(
-        f"{identity} history",
+        _named(identity, "history"),
         trends.trend_table(found, page.commits),
         title="Every case over the commits: choose a row to see it above",
         extra=("trend", lambda number: sparkline(found[number], page.commits)),
         opens=lambda number: ids[number],
     )
     alarms = page.sheets.sheet(
-        f"{identity} regressions", trends.finding_table(findings, page.commits), title="Regressions"
+        _named(identity, "regressions"), trends.finding_table(findings, page.commits), title="Regressions"
     )
     return Section(
-        id=f"{identity}-history",
+        id=f"{identity}--history",
         title="History",
         lede="Commits in first-parent order, oldest first. Drag over the chart to zoom, double-click to see all. A "
         "commit without a result is a gap and widens the range of a regression.",
@@ -308,12 +316,15 @@ def sparkline(trend: Trend, commits: Sequence[Commit]) -> Html:
 
 def _statuses(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
     sheet = page.sheets.sheet(
-        f"{identity} statuses", tables.statuses(facts), title="Rows without a result", context=contexts(facts)
+        _named(identity, "statuses"),
+        tables.statuses(facts),
+        title="Rows without a result",
+        context=contexts(facts),
     )
     if sheet is None:
         return None
     return Section(
-        id=f"{identity}-statuses",
+        id=f"{identity}--statuses",
         title="Without a result",
         lede="oom: out of memory. error: failed. skipped: cannot run on this machine. red: differs from the reference, "
         "so no speed is reported.",

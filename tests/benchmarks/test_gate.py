@@ -124,6 +124,12 @@ def test_other_series_are_not_comparable(fields):
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, **fields)) == ({ONE: "not_comparable"}, 14)
 
 
+def test_another_way_of_sampling_is_not_comparable():
+    """H5: without warm-up the first call, 50 ms, is a sample; with it none is."""
+    cold, warm = ({**CPU, "warmup": warmup} for warmup in (0, 2))
+    assert answer(side({ONE: 0.05}, env=cold), side({ONE: 1e-6}, env=warm)) == ({ONE: "not_comparable"}, 14)
+
+
 def test_a_cpu_case_depends_on_the_processor_a_gpu_case_does_not():
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "cpu": "faster"}))[1] == 14
     assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={**GPU, "cpu": "faster"}))[1] == 0
@@ -233,6 +239,24 @@ def test_an_alarm_that_does_not_show_again_is_none():
     findings = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=again)
     assert findings[0].kind == "unchanged" and findings[0].confirmed is False and exit_status(findings) == 0
     assert "not confirmed" in findings[0].detail
+
+
+def test_a_busy_machine_is_asked_three_times_and_then_believed_nothing():
+    again = Remeasure({ONE: 1.0}, {ONE: 2.0})
+    spread = iter(range(100))
+
+    def busy(cases, commits):
+        again(cases, commits)
+        return [[row(ONE, (level * 1.3 ** next(spread),)) for _ in range(5)] for level in (1.0, 1.01)]
+
+    (finding,) = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=busy)
+    assert len(again.asked) == 3 and finding.kind == "unchanged" and "too busy to tell" in finding.detail
+
+
+def test_a_busy_machine_says_so_in_the_first_place():
+    crowded = [row(ONE, (1.3**i,), process=i) for i in range(5)]
+    (finding,) = compare(crowded, crowded)
+    assert finding.kind == "unchanged" and "too busy to tell: processes gave 1 to 2.86 s" in finding.detail
 
 
 def test_only_alarms_are_measured_again_and_a_dirty_tree_as_it_is():

@@ -264,7 +264,7 @@ def test_pytest_benchmark_files_are_rows(tmp_path):
     stats = {"median": 2.0, "data": [1.0, 2.0, 3.0]}
     case = "step/plain/forward/toy,B4,fp32,w1"
     data = {
-        "machine_info": {"node": "box"},
+        "machine_info": {"node": "box", "trainstep": {"device": "cpu", "torch": "1"}},
         "commit_info": {"id": B, "dirty": True},
         "benchmarks": [
             {"name": f"test_step[{case}]", "fullname": "f", "extra_info": {}, "stats": stats},
@@ -284,6 +284,7 @@ def test_pytest_benchmark_files_are_rows(tmp_path):
     assert problems == [] and len(rows) == 2
     assert rows[0].samples_seconds == (1.0, 2.0, 3.0) and rows[0].dirty and rows[0].commit == B
     assert rows[1].samples_seconds == (2.0,) and rows[1].version == 2 and rows[1].env["torch"] == "2"
+    assert rows[0].env["torch"] == "1" and rows[0].env["device"] == "cpu"
     assert rows[0].env["pytest_benchmark"] == "5.3.1" and rows[0].machine == "box"
 
 

@@ -13,7 +13,14 @@ from tests.report.synthetic import COMMITS, FINDINGS, attention_rows, cpu_rows, 
 
 
 def line_chart(**fields):
-    given = dict(id="c", title="t", kind="line", x=Axis(label="x"), y=Axis(label="y"), series=())
+    given = {
+        "id": "c",
+        "title": "t",
+        "kind": "line",
+        "x": Axis(label="x"),
+        "y": Axis(label="y"),
+        "series": (),
+    }
     return Chart(**(given | fields))
 
 

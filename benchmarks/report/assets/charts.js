@@ -107,12 +107,15 @@ function drawLines(chart, view) {
   make("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: theme.line }, svg);
   const names = chart.x.categories;
   const room = Math.max(2, Math.floor((box.right - box.left) / 74));
+  // The measured places themselves where they fit.
+  const measured = [...new Set(shown.flatMap((s) => s.points.map((p) => p.x)))].filter((x) => x >= d.left && x <= d.right);
   let xTicks;
   if (names.length) {
     const first = Math.max(0, Math.ceil(d.left)), last = Math.min(names.length - 1, Math.floor(d.right));
     const every = Math.max(1, Math.ceil((last - first + 1) / room));
     xTicks = []; for (let i = first; i <= last; i += every) xTicks.push(i);
-  } else xTicks = chart.x.log ? logTicks(d.left, d.right, chart.x.log, room) : niceTicks(d.left, d.right, room);
+  } else if (chart.x.log && measured.length <= room) xTicks = measured;
+  else xTicks = chart.x.log ? logTicks(d.left, d.right, chart.x.log, room) : niceTicks(d.left, d.right, room);
   for (const tick of xTicks)
     make("text", { x: X(tick), y: box.bottom + 17, "text-anchor": "middle", fill: theme.muted }, svg, names.length ? names[tick] : tickText(tick, chart.x.unit));
   make("text", { x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle", fill: theme.muted }, svg, chart.x.label);

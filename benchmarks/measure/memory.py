@@ -1,0 +1,126 @@
+"""Peak memory by phase, memory really released between cells, and what an out-of-memory error says."""
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_AMOUNT = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
+_ASKED = re.compile(rf"[Tt]ried to allocate {_AMOUNT}")
+_FREE = re.compile(rf"of which {_AMOUNT} is free")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """What the allocator said when it gave up; None where the message does not say it.
+
+    The message rounds to two decimals of its unit, so bytes are exact only up to that.
+    """
+
+    asked_bytes: int | None
+    free_bytes: int | None
+
+
+def read_out_of_memory(error: BaseException) -> OutOfMemory:
+    """Take the amounts out of a `torch.OutOfMemoryError`."""
+    text = str(error)
+
+    def amount(pattern: re.Pattern[str]) -> int | None:
+        found = pattern.search(text)
+        return None if found is None else round(float(found[1]) * _UNITS[found[2]])
+
+    return OutOfMemory(asked_bytes=amount(_ASKED), free_bytes=amount(_FREE))
+
+
+def describe_out_of_memory(error: BaseException) -> str:
+    """One line: bytes asked for and bytes free, or the message's first line where it gives no amounts."""
+    read = read_out_of_memory(error)
+    if read.asked_bytes is None:
+        lines = str(error).strip().splitlines()
+        return f"out of memory: {lines[0]}" if lines else "out of memory"
+    free = "unknown" if read.free_bytes is None else f"{read.free_bytes} bytes ({size_text(read.free_bytes)})"
+    return f"out of memory: asked for {read.asked_bytes} bytes ({size_text(read.asked_bytes)}), free: {free}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes in the largest unit of 1024 that keeps the number at 1 or above: "2.00 GiB", "512 B"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if abs(size_bytes) >= _UNITS[unit]:
+            return f"{size_bytes / _UNITS[unit]:.2f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def release(device: str) -> None:
+    """Give memory back between cells: collect reference cycles, then empty the allocator's cache."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+class PeakMeter:
+    """Peak bytes of each phase of a step.
+
+    On CUDA the caching allocator's own figures, which include libraries' workspaces; on a CPU the bytes of
+    tensors counted as operations make them (`trainstep.memory.live`), which a compiled region hides.
+
+    Attributes:
+        start_bytes: allocated before the first phase: parameters, gradients, optimizer state, inputs.
+        peaks_bytes: phase name -> most bytes in use while it ran, the start included.
+    """
+
+    def __init__(self, device: str, resident: tuple[Any, ...] = ()) -> None:
+        """`resident`: tensors alive already; only a CPU needs to be told."""
+        self.device = device
+        self.peaks_bytes: dict[str, int] = {}
+        self._resident = resident
+        self._live: Any = None
+        self.start_bytes = 0
+
+    def __enter__(self) -> "PeakMeter":
+        import torch
+
+        self._stack = ExitStack()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            self.start_bytes = torch.cuda.memory_allocated()
+        else:
+            from trainstep.memory.live import LiveBytes
+
+            storages = {tensor.untyped_storage()._cdata: tensor for tensor in self._resident}
+            self.start_bytes = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+            self._live = self._stack.enter_context(LiveBytes())
+            self._live.ignore(*storages.values())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure one phase; phases do not nest. A phase measured twice keeps the larger peak."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self._live.reset_peak()
+        yield
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            peak = torch.cuda.max_memory_allocated()
+        else:
+            peak = self.start_bytes + self._live.peak_bytes
+        self.peaks_bytes[name] = max(peak, self.peaks_bytes.get(name, 0))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest phase."""
+        return max(self.peaks_bytes.values(), default=self.start_bytes)

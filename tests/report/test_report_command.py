@@ -1,0 +1,141 @@
+"""`report`: reads every kind of result, names damaged files, writes the page whole or not at all."""
+
+import json
+import subprocess
+
+import pytest
+
+from benchmarks.commands.report import collect, first_parents, make_report
+from benchmarks.measure.record import RunWriter
+from tests.report.synthetic import CPU_ENV, REGRESSED, all_rows, row
+
+
+def git(root, *arguments):
+    author = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid"]
+    done = subprocess.run(
+        ["git", "-C", str(root), *author, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository whose third commit of four is slower, with records of five processes each."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "main")
+    for number, subject in enumerate(["one", "two", "slow <b>", "four"]):
+        git(root, "commit", "-q", "--allow-empty", "-m", subject, "--date", f"2026-01-0{9 - number}T00:00:00")
+    for number, commit in enumerate(git(root, "rev-list", "--reverse", "main").split()):
+        writer = RunWriter(root / "results" / "records" / "cpu-2core" / commit, f"run-{number}")
+        for process in range(5):
+            seconds = 0.01 * (2 if number >= 2 else 1)
+            env = CPU_ENV | {"process": process}
+            writer.add(row(REGRESSED, seconds, commit=commit, run=f"run-{number}", env=env))
+    return root
+
+
+def test_the_page_names_the_slow_commit(checkout, tmp_path):
+    index = make_report(checkout, tmp_path / "out")
+    assert index == tmp_path / "out" / "index.html"
+    page = index.read_text()
+    slow = git(checkout, "rev-parse", "main~1")[:8]
+    assert "1 regression" in page and f"<b>{slow} slow &lt;b&gt;</b>" in page
+    assert [path.name for path in index.parent.iterdir()] == ["index.html"]  # nothing half-written beside it
+
+
+def test_first_parents_are_oldest_first_whatever_the_dates(checkout):
+    git(checkout, "checkout", "-q", "-b", "side", "main~2")
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "on a side branch")
+    git(checkout, "checkout", "-q", "main")
+    git(checkout, "merge", "-q", "--no-ff", "-m", "merged", "side")
+    assert [commit.subject for commit in first_parents(checkout)] == [
+        "one",
+        "two",
+        "slow <b>",
+        "four",
+        "merged",
+    ]
+
+
+def test_no_git_no_history(tmp_path):
+    assert first_parents(tmp_path) == []
+
+
+def test_damaged_files_are_named_on_the_page_and_on_stderr(checkout, tmp_path, capsys):
+    folder = checkout / "results" / "records" / "cpu-2core" / "bad"
+    folder.mkdir()
+    (folder / "x.jsonl").write_text('{"case": NaN}\n')
+    before = (folder / "x.jsonl").read_bytes()
+    page = make_report(checkout, tmp_path / "out").read_text()
+    said = capsys.readouterr().err
+    for text in (page, said):
+        assert "results/records/cpu-2core/bad/x.jsonl" in text
+    assert "1 damaged result file, skipped" in page and said.startswith("warning: results/")
+    assert str(checkout) not in page  # where the checkout lies is nobody's business
+    assert (folder / "x.jsonl").read_bytes() == before
+
+
+def test_one_machine(checkout, tmp_path):
+    writer = RunWriter(checkout / "results" / "local" / "no-commit", "run")
+    writer.add(row("step/plain/forward/toy,B4,S8,fp32,w1", 1.0, machine="local", commit=None))
+    assert "<h1>cpu-2core</h1>" in make_report(checkout, tmp_path / "all").read_text()
+    page = make_report(checkout, tmp_path / "one", machine="local").read_text()
+    assert "<h1>local</h1>" in page and "cpu-2core" not in page
+
+
+def test_unknown_machine_and_format_write_nothing(checkout, tmp_path):
+    with pytest.raises(ValueError, match="no results of machine 'x'; there are: cpu-2core"):
+        make_report(checkout, tmp_path / "out", machine="x")
+    with pytest.raises(ValueError, match="unknown table format 'docx'; known: md, tex, typ, csv"):
+        make_report(checkout, tmp_path / "out", table_format="docx")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written(checkout, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write"):
+        make_report(checkout, tmp_path / "file")
+
+
+def test_tables_and_figures_as_files(tmp_path):
+    writer = RunWriter(tmp_path / "results" / "local" / "no-commit", "run")
+    for one in all_rows():
+        if one.case.startswith(("step/", "data_parallel/")):
+            writer.add(one)
+    out = tmp_path / "out"
+    make_report(tmp_path, out, table_format="csv")
+    tables = {path.name for path in (out / "tables").iterdir()}
+    assert {"cpu-2core-steps.csv", "cpu-2core-parallel.csv", "cpu-2core-headline.csv"} <= tables
+    assert (
+        (out / "tables" / "cpu-2core-steps.csv")
+        .read_text()
+        .startswith("implementation,phase,parameters,part,")
+    )
+    figures = sorted(path.name for path in (out / "figures").iterdir())
+    assert len(figures) == 4 and {name.rsplit(".", 1)[1] for name in figures} == {"png", "svg"}
+
+
+def test_asv_results_are_read_and_its_configuration_is_no_damage(tmp_path):
+    local = tmp_path / "results" / "local"
+    (local / "asv" / "m").mkdir(parents=True)
+    (local / "asv.conf.json").write_text("{}")
+    (local / "asv" / "benchmarks.json").write_text("{}")
+    (local / "asv" / "m" / "machine.json").write_text("{}")
+    stored = {
+        "commit_hash": "1" * 40, "python": "3.11", "requirements": {}, "params": {"machine": "m"},
+        "result_columns": ["result", "params", "version", "started_at", "samples"],
+        "results": {"bench_attention.Forward.sampled": [
+            [0.5, float("nan")], [["'reference'", "'nobody'"], ["'B1,N1,K1,S8,T8,H8,causal,fp32,w1'"]], "1", 0,
+            [[0.5, 0.6], None],
+        ]},
+    }  # fmt: skip
+    (local / "asv" / "m" / "x.json").write_text(json.dumps(stored))
+    rows, damaged = collect(tmp_path / "results")
+    assert damaged == []
+    # asv says n/a for pairs of its parameters that no case has: they are nobody's rows.
+    assert [(r.case.split("/")[1], r.samples_seconds) for r in rows] == [("reference", (0.5, 0.6))]
+
+
+def test_no_results_at_all(tmp_path):
+    assert "Nothing has been measured yet." in make_report(tmp_path, tmp_path / "out").read_text()

@@ -11,7 +11,9 @@ from typing import Any
 _pools: dict[tuple[int, str], Any] = {}
 
 
-def on_ranks(world_size: int, device: str, function: Callable[..., Any], *args: Any, timeout_seconds: float = 60) -> list[Any]:
+def on_ranks(
+    world_size: int, device: str, function: Callable[..., Any], *args: Any, timeout_seconds: float = 60
+) -> list[Any]:
     """Run `function(*args)` on every rank of the shared pool and bring back what each returned.
 
     Raises:
@@ -56,11 +58,9 @@ def kept(case_id: str) -> Any:
 
 def drop() -> None:
     """On a rank: release what is held, device memory included."""
-    import gc
-
     import torch
 
+    from benchmarks.measure.memory import release
+
     _state.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    release("cuda" if torch.cuda.is_available() else "cpu")

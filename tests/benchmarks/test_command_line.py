@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from benchmarks.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "results" / "local"
@@ -23,7 +26,7 @@ def command(*arguments, **environment):
 
 
 def files():
-    return {path for path in LOCAL.rglob("*")} if LOCAL.exists() else set()
+    return set(LOCAL.rglob("*")) if LOCAL.exists() else set()
 
 
 @pytest.mark.parametrize(
@@ -57,21 +60,22 @@ def files():
         (["run", "--tiers", "smoke"], "--tiers"),
     ],
 )
-def test_bad_input(arguments, named):
+def test_bad_input(arguments, named, capsys):
     before = files()
-    done = command(*arguments)
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and named in lines[0], done.stderr
-    assert done.stdout == ""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    lines = err.strip().splitlines()
+    assert len(lines) == 1 and named in lines[0], err
+    assert out == ""
     assert files() == before
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["step", "toy"], ["attention"], ["collective"], ["parallel"]])
-def test_cuda_where_there_is_none(arguments):
-    done = command(*arguments, "--device", "cuda", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip().count("\n") == 0 and "cuda" in done.stderr
+def test_cuda_where_there_is_none(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*arguments, "--device", "cuda"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.strip().count("\n") == 0 and "cuda" in err
 
 
 def test_a_damaged_out_file_is_left_alone(tmp_path):
@@ -82,9 +86,12 @@ def test_a_damaged_out_file_is_left_alone(tmp_path):
     assert damaged.read_text() == '{"schema": 1, "case"'
 
 
-def test_help_lists_every_command():
-    from benchmarks.__main__ import COMMANDS
+def test_the_process_answers_with_the_same_status():
+    done = command("step", "huge")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
+
+def test_help_lists_every_command():
     done = command("--help")
     assert done.returncode == 0
     assert all(name in done.stdout for name in COMMANDS)

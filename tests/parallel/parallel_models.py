@@ -63,20 +63,45 @@ def reference_gradients(model, batches_of_ranks):
         parameter.grad = totals[name] / len(batches_of_ranks) if name in totals else None
 
 
-def reference_training(model, make_optimizer, steps, micro_batches=1, clip=None):
+def clip_reference(parameters, max_norm):
+    """Clipping by the global norm, the norm in float64."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = sum(g.double().square().sum() for g in gradients).sqrt().float()
+    for gradient in gradients:
+        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def reference_step(model, step, micro_batches=1, each_reduced=False):
+    """Leave the gradients of one step of all ranks on the model, as one process computes them.
+
+    `each_reduced`: the mean over ranks is taken for each micro-batch and these are added; else each rank adds
+    up its micro-batches first.
+    """
+    size = dist.get_world_size()
+    if not each_reduced:
+        reference_gradients(
+            model, [[batch_of(rank, step, micro) for micro in range(micro_batches)] for rank in range(size)]
+        )
+        return
+    totals = {}
+    for micro in range(micro_batches):
+        reference_gradients(model, [[batch_of(rank, step, micro)] for rank in range(size)])
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                totals[name] = totals[name] + parameter.grad if name in totals else parameter.grad
+    for name, parameter in model.named_parameters():
+        parameter.grad = totals.get(name)
+
+
+def reference_training(model, make_optimizer, steps, micro_batches=1, each_reduced=False, clip=None):
     """Train a copy of `model` in this one process as all ranks together would."""
     model = copy.deepcopy(model)
     optimizer = make_optimizer(model)
     for step in range(steps):
-        reference_gradients(
-            model,
-            [
-                [batch_of(rank, step, micro) for micro in range(micro_batches)]
-                for rank in range(dist.get_world_size())
-            ],
-        )
+        reference_step(model, step, micro_batches, each_reduced)
         if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            clip_reference(model.parameters(), clip)
         optimizer.step()
     return model
 

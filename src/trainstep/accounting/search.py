@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt, log
 
-from trainstep.accounting.layout import Layout, Plan, Question, refuse
+from trainstep.accounting.layout import EMPTY_AXIS, Layout, Plan, Question, refuse
 from trainstep.accounting.planner import evaluate, memory
 
 
@@ -104,6 +104,8 @@ def search(
         raise ValueError(f"a plan needs at least one device, got {devices}")
     if question.batch < 1:
         raise ValueError(f"a batch needs at least one sequence, got {question.batch}")
+    if any(size < 1 for size in (fixed or {}).values()):
+        raise ValueError(EMPTY_AXIS)
     best: dict[str, Plan] = {}
     reason: str | None = None
     smallest, most = None, 0

@@ -15,7 +15,7 @@ bit, the same gradients and buffers:
 - Parameters may be frozen, unfrozen or replaced between steps, on all ranks alike: the next forward notices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -53,6 +53,7 @@ class DataParallel(nn.Module):
         self._synchronizing = True
         self._launched = 0
         self._weight = 1.0 / dist.get_world_size(group)
+        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._known: list[tuple[nn.Parameter, bool]] = []
         self._trainable: list[nn.Parameter] = []
         self._missing: list[tuple[nn.Parameter, Tensor]] = []
@@ -60,6 +61,10 @@ class DataParallel(nn.Module):
         self._broadcast(list(module.buffers()))
 
     # What a variant defines.
+
+    def _managed(self) -> list[nn.Parameter]:
+        """The parameters that are whole on every rank."""
+        return list(self.module.parameters())
 
     def _prepare(self) -> None:
         """Get ready for `self._trainable`, called whenever that list has changed."""
@@ -101,8 +106,7 @@ class DataParallel(nn.Module):
             raise ValueError(f"a rank cannot hold {tokens} tokens")
         if self._launched:
             raise RuntimeError("set_token_count comes before backward: gradients are already on their way")
-        device = self._known[0][0].device if self._known else None
-        total = torch.tensor(tokens, dtype=torch.int64, device=device)
+        total = torch.tensor(tokens, dtype=torch.int64, device=self._device)
         dist.all_reduce(total, group=self._group)
         if total.item() == 0:
             raise ValueError("no rank holds a token")
@@ -149,18 +153,25 @@ class DataParallel(nn.Module):
 
     def _all_reduce(self, tensor: Tensor) -> dist.Work:
         """Start the weighted sum of a contiguous `tensor` over ranks, in place."""
+        self._apply_weight(tensor)
+        return self._start(lambda: self._collective(tensor, dist.ReduceOp.SUM))
+
+    def _reduce(self, tensor: Tensor, owner: int) -> dist.Work:
+        """Start the weighted sum of a contiguous `tensor` on rank `owner`, in place; undefined elsewhere."""
+        self._apply_weight(tensor)
+        return self._start(lambda: dist.reduce(tensor, group=self._group, group_dst=owner, async_op=True))
+
+    def _apply_weight(self, tensor: Tensor) -> None:
         if self._weight == 0:
             tensor.zero_()  # 0 * NaN would be NaN
         else:
             tensor.mul_(self._weight)
-        return self._start(tensor, dist.ReduceOp.SUM)
 
-    def _start(self, tensor: Tensor, operation: Any) -> dist.Work:
+    def _collective(self, tensor: Tensor, operation: Any) -> dist.Work:
+        return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
+
+    def _start(self, launch: Callable[[], dist.Work]) -> dist.Work:
         self._launched += 1
-
-        def launch() -> dist.Work:
-            return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
-
         return self.communication.track(launch) if self.communication is not None else launch()
 
     def _waiting(self) -> Any:
@@ -170,7 +181,7 @@ class DataParallel(nn.Module):
     # How it is done.
 
     def _changed(self) -> bool:
-        now = list(self.module.parameters())
+        now = self._managed()
         return len(now) != len(self._known) or any(
             parameter is not known or parameter.requires_grad != trained
             for parameter, (known, trained) in zip(now, self._known, strict=True)
@@ -181,35 +192,38 @@ class DataParallel(nn.Module):
         if not self._changed():
             return
         seen = {id(parameter) for parameter, _ in self._known}
-        now = list(self.module.parameters())
+        now = self._managed()
         self._broadcast([p for p in now if id(p) not in seen])
         self._known = [(p, p.requires_grad) for p in now]
         self._trainable = [p for p in now if p.requires_grad and p.numel()]
-        self._present = torch.ones(
-            len(self._trainable), dtype=torch.uint8, device=now[0].device if now else None
-        )
+        self._present = torch.ones(len(self._trainable), dtype=torch.uint8, device=self._device)
         self._prepare()
 
     def _settle_missing(self) -> None:
-        """Agree on which parameters any rank used: their sum becomes the gradient, the others keep None.
+        """Make the sum the gradient of parameters that other ranks used; those nobody used keep None."""
+        used = self._agree_on_used({id(parameter) for parameter, _ in self._missing})
+        for parameter, reduced in self._missing:
+            if id(parameter) in used:
+                parameter.grad = reduced
+        self._missing.clear()
 
-        Ranks that miss nothing take part, but need not read the answer.
+    def _agree_on_used(self, absent: set[int]) -> set[int]:
+        """The trainable parameters, by id, that have a gradient on any rank, given those that have none here.
+
+        Every rank takes part; one that misses nothing need not read the answer, and so does not wait for it.
         """
+        everything = {id(parameter) for parameter in self._trainable}
         present = self._present
-        if self._missing:
-            absent = {id(parameter) for parameter, _ in self._missing}
+        if absent:
             flags = [id(parameter) not in absent for parameter in self._trainable]
-            present = torch.tensor(flags, dtype=torch.uint8, device=present.device)
+            present = torch.tensor(flags, dtype=torch.uint8, device=self._device)
         if present.numel():
-            work = self._start(present, dist.ReduceOp.MAX)
+            work = self._start(lambda: self._collective(present, dist.ReduceOp.MAX))
             with self._waiting():
                 work.wait()
-        if self._missing:
-            used = {id(p) for p, flag in zip(self._trainable, present.tolist(), strict=True) if flag}
-            for parameter, reduced in self._missing:
-                if id(parameter) in used:
-                    parameter.grad = reduced
-            self._missing.clear()
+        if not absent:
+            return everything
+        return {id(p) for p, flag in zip(self._trainable, present.tolist(), strict=True) if flag}
 
     def _broadcast(self, tensors: Sequence[Tensor]) -> None:
         broadcast_each(tensors, [0] * len(tensors), self._group)

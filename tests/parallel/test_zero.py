@@ -1,0 +1,367 @@
+"""Sharded optimizer state and gradients: the unsharded optimizer's result, with a share of its memory."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from parallel_models import (
+    Toy,
+    batch_of,
+    build,
+    clip_reference,
+    fingerprint,
+    largest_difference,
+    loss_of,
+    reference_step,
+)
+from torch import nn
+
+from trainstep.parallel import agreement
+from trainstep.parallel.data.flat import Flat
+from trainstep.parallel.launch import RankFailure, rank_device
+from trainstep.parallel.zero.stage1 import ShardedOptimizer, merge_state_dicts
+from trainstep.parallel.zero.stage2 import ShardedGradients
+
+KINDS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": False}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.02, "foreach": False}),
+}
+
+
+def groups_of(model):
+    """Two groups with parameters interleaved over ranks; the first given as a generator."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": (p for p in trainable[::2]), "lr": 0.1, "weight_decay": 0.1},
+        {"params": trainable[1::2], "lr": 0.01, "weight_decay": 0.0},
+    ]
+
+
+def halving(optimizer):
+    """A schedule that halves the rate each step."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def hand_edit(optimizer, step):
+    """Change hyper-parameters in the middle of a run."""
+    if step == 2:
+        for group in optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (0.8, 0.95)
+            if "momentum" in group:
+                group["momentum"] = 0.5
+
+
+def sharded(stage, model, kind):
+    """A wrapped model and its sharded optimizer."""
+    optimizer_cls, options = KINDS[kind]
+    optimizer = ShardedOptimizer(groups_of(model), optimizer_cls, **options)
+    return (Flat(model) if stage == 1 else ShardedGradients(model, optimizer)), optimizer
+
+
+def backward(wrapper, step, micro_batches, mode):
+    """One step's backwards: the syncs of micro-batches by mode."""
+    for micro in range(micro_batches):
+        inside = {
+            "no_sync": micro < micro_batches - 1,
+            "sync": False,
+            "mixed": micro == 1,
+            "all_inside": True,
+        }[mode]
+        with wrapper.no_sync() if inside else contextlib.nullcontext():
+            loss_of(wrapper, batch_of(dist.get_rank(), step, micro)).backward()
+    wrapper.finish_gradient_synchronization()
+
+
+def train(stage, kind, micro_batches=1, mode="sync", clip=None, steps=5):
+    """Train sharded beside one process: the distance, bytes of the end, and elements of state."""
+    expected = build()
+    optimizer_cls, options = KINDS[kind]
+    plain = optimizer_cls(groups_of(expected), **options)
+    wrapper, optimizer = sharded(stage, build(seed=dist.get_rank()), kind)
+    schedules = [halving(plain), halving(optimizer)]
+    norms = []
+    for step in range(steps):
+        hand_edit(plain, step)
+        hand_edit(optimizer, step)
+        reference_step(expected, step, micro_batches, each_reduced=mode == "sync" and stage == 2)
+        optimizer.zero_grad()
+        backward(wrapper, step, micro_batches, mode)
+        if clip is not None:
+            wanted = clip_reference(expected.parameters(), clip)
+            if stage == 1:
+                got = clip_reference(wrapper.module.parameters(), clip)
+            else:
+                got = wrapper.clip_grad_norm(clip)
+            norms.append((wanted.item(), got.item()))
+        plain.step()
+        optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [
+        len(group["params"]) for group in plain.param_groups
+    ]
+    assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in plain.param_groups]
+    elements = [
+        t.numel() for values in optimizer.state.values() for t in values.values() if torch.is_tensor(t)
+    ]
+    unsharded = [t.numel() for values in plain.state.values() for t in values.values() if torch.is_tensor(t)]
+    return {
+        "difference": largest_difference(expected, wrapper.module),
+        "bytes": fingerprint(wrapper.module),
+        "elements": sum(elements),
+        "unsharded": sum(unsharded),
+        "states": len(optimizer.state),
+        "plain_states": len(plain.state),
+        "norms": norms,
+    }
+
+
+def train_five_times(*arguments):
+    """The same run five times: its outcome, and whether all were alike."""
+    first, *others = [train(*arguments) for _ in range(5)]
+    assert all(other == first for other in others)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind", "micro_batches", "mode", "clip"),
+    [
+        (1, "sgd", 1, "sync", None),
+        (1, "adamw", 2, "no_sync", None),
+        (1, "sgd", 2, "no_sync", 0.05),
+        (2, "sgd", 1, "sync", None),
+        (2, "adamw", 2, "no_sync", None),
+        (2, "adamw", 2, "sync", None),
+        (2, "adamw", 3, "all_inside", None),
+        (2, "sgd", 2, "no_sync", 0.05),
+    ],
+)
+def test_two_ranks_end_bit_equal_to_the_unsharded_optimizer(ranks, stage, kind, micro_batches, mode, clip):
+    results = ranks.run(train_five_times, stage, kind, micro_batches, mode, clip)
+    assert results[0]["difference"] == results[1]["difference"] == 0
+    assert results[0]["bytes"] == results[1]["bytes"]
+    assert sum(r["elements"] for r in results) == results[0]["unsharded"] > 0
+    assert sum(r["states"] for r in results) == results[0]["plain_states"]
+    for wanted, got in results[0]["norms"]:
+        assert wanted == got > 0.05
+
+
+def test_accumulation_in_mixed_order_is_near(ranks):
+    for stage in (1, 2):
+        for result in ranks.run(train, stage, "sgd", 3, "mixed"):
+            assert result["difference"] < 1e-6
+
+
+def test_three_ranks_end_near_one_process_and_alike(pools):
+    for stage in (1, 2):
+        results = pools(3).run(train_five_times, stage, "adamw")
+        assert results[0]["bytes"] == results[1]["bytes"] == results[2]["bytes"]
+        assert all(r["difference"] < 1e-5 for r in results)
+        assert sum(r["elements"] for r in results) == results[0]["unsharded"]
+
+
+# Z3: shares.
+
+
+def shares(numels):
+    """Elements each rank owns, and whether a step works."""
+    parameters = [nn.Parameter(torch.ones(n, device=rank_device())) for n in numels]
+    optimizer = ShardedOptimizer(parameters, torch.optim.AdamW, lr=0.5, weight_decay=0.0)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    owned = [0] * dist.get_world_size()
+    for parameter in parameters:
+        owned[optimizer.owners[parameter]] += parameter.numel()
+    return owned, [optimizer.owners[p] for p in parameters], [p.unique().tolist() for p in parameters]
+
+
+@pytest.mark.parametrize(
+    ("numels", "owned"), [([5], [5, 0]), ([1000, 10, 10, 10], [1000, 30]), ([7, 7, 7, 7], [14, 14])]
+)
+def test_parameters_are_spread_by_size(ranks, numels, owned):
+    first, second = ranks.run(shares, numels)
+    assert first == second
+    assert first[0] == owned
+    assert all(values == pytest.approx([0.5]) for values in first[2])
+
+
+def late_group():
+    """A group added after a step, a closure, and zero_grad of either kind."""
+    first, second = (nn.Parameter(torch.ones(4, device=rank_device())) for _ in range(2))
+    optimizer = ShardedOptimizer([first], torch.optim.SGD, lr=1.0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = first.sum() + 2 * second.sum()
+        loss.backward()
+        return loss
+
+    values = [optimizer.step(closure).item()]
+    optimizer.add_param_group({"params": [second], "lr": 0.5})
+    values.append(optimizer.step(closure).item())
+    optimizer.zero_grad(set_to_none=False)
+    assert first.grad.tolist() == second.grad.tolist() == [0.0] * 4
+    optimizer.zero_grad()
+    assert first.grad is None and second.grad is None
+    with pytest.raises(ValueError, match="at least one parameter"):
+        ShardedOptimizer([], torch.optim.SGD, lr=1.0)
+    return values, first.tolist(), second.tolist(), [optimizer.owners[first], optimizer.owners[second]]
+
+
+def test_groups_may_come_later_and_closures_work(ranks):
+    for answer in ranks.run(late_group):
+        assert answer == ([12.0, 8.0], [-1.0] * 4, [0.0] * 4, [0, 1])
+
+
+# State dicts.
+
+
+def begin(stage, steps=3):
+    """Train some steps: the model's and the optimizer's state."""
+    wrapper, optimizer = sharded(stage, build(), "adamw")
+    go_on(wrapper, optimizer, 0, steps)
+    model = {k: v.cpu() for k, v in wrapper.module.state_dict().items()}
+    return model, optimizer.state_dict(), optimizer.local_state_dict()
+
+
+def go_on(wrapper, optimizer, start, stop):
+    """Train on, every rank with the same batch, so that the number of ranks does not matter."""
+    for step in range(start, stop):
+        optimizer.zero_grad()
+        loss_of(wrapper, batch_of(0, step)).backward()
+        wrapper.finish_gradient_synchronization()
+        optimizer.step()
+
+
+def resume(stage, model_state, optimizer_state, start=3, stop=6):
+    """Load and go on."""
+    model = build(seed=9)
+    model.load_state_dict(model_state)
+    wrapper, optimizer = sharded(stage, model, "adamw")
+    optimizer.load_state_dict(optimizer_state)
+    go_on(wrapper, optimizer, start, stop)
+    return fingerprint(wrapper.module), optimizer.state_dict()
+
+
+def plain_state(steps=3):
+    """The state dict of the unsharded optimizer after the same steps."""
+    model = build()
+    optimizer_cls, options = KINDS["adamw"]
+    optimizer = optimizer_cls(groups_of(model), **options)
+    go_on(Flat(model), optimizer, 0, steps)
+    return optimizer.state_dict()
+
+
+def same_state(one, other):
+    """Whether two state dicts hold the same values."""
+    assert one["state"].keys() == other["state"].keys()
+    for index in one["state"]:
+        assert one["state"][index].keys() == other["state"][index].keys()
+        for key, value in one["state"][index].items():
+            theirs = other["state"][index][key]
+            assert torch.equal(value.cpu(), theirs.cpu()) and value.shape == theirs.shape, (index, key)
+    assert [{**g, "params": list(g["params"])} for g in one["param_groups"]] == other["param_groups"]
+
+
+def test_state_saved_at_two_ranks_goes_on_at_one_and_three(pools):
+    model, state, _ = pools(2).run(begin, 1)[0]
+    same_state(state, pools(2).run(plain_state)[0])
+    # With the same batch everywhere the mean over two ranks is exact; over three it may round.
+    uninterrupted = pools(2).run(begin, 1, 6)[0]
+    for size in (1, 2, 3):
+        for stage in (1, 2):
+            results = pools(size).run(resume, stage, model, state)
+            assert all(r[0] == results[0][0] for r in results)
+            if size < 3:
+                same_state(results[0][1], uninterrupted[1])
+            for index, values in results[0][1]["state"].items():
+                for key, value in values.items():
+                    assert torch.allclose(value, uninterrupted[1]["state"][index][key], atol=1e-6)
+
+
+def test_parts_of_all_ranks_merge_into_the_full_state(pools):
+    parts = pools(2).run(begin, 2)
+    merged = merge_state_dicts([part[2] for part in parts])
+    same_state(merged, parts[0][1])
+    with pytest.raises(RankFailure, match="groups of"):
+        pools(2).run(resume, 1, parts[0][0], {"state": {}, "param_groups": [{"params": [0]}]})
+
+
+def alone():
+    """Rank 0 asks for the state dict, the others do not; then all do."""
+    agreement.TIMEOUT_SECONDS = 1.0
+    _, optimizer = sharded(1, Toy().to(rank_device()), "adamw")
+    message = None
+    if dist.get_rank() == 0:
+        try:
+            optimizer.state_dict()
+        except RuntimeError as error:
+            message = str(error)
+    dist.barrier()
+    agreement.TIMEOUT_SECONDS = 60.0
+    return message, len(optimizer.state_dict()["param_groups"])
+
+
+def test_a_state_dict_on_one_rank_alone_raises(ranks):
+    first, second = ranks.run(alone)
+    assert "after 1 s these had not called it: 1" in first[0]
+    assert first[1] == second[1] == 2
+
+
+# What stage 2 keeps.
+
+
+def kept():
+    """Who holds gradients after finish; a second backward adds to what was not cleared."""
+    model = build()
+    optimizer = ShardedOptimizer([p for p in model.parameters() if p.requires_grad], torch.optim.SGD, lr=0.1)
+    wrapper = ShardedGradients(model, optimizer)
+    held = []
+    for _ in range(2):
+        loss_of(wrapper, batch_of(dist.get_rank(), 0)).backward()
+        wrapper.finish_gradient_synchronization()
+        held.append({n: p.grad.clone().cpu() for n, p in model.named_parameters() if p.grad is not None})
+    owned = {n for n, p in model.named_parameters() if p.requires_grad and optimizer.owns(p)}
+    return held, owned
+
+
+def test_only_owners_keep_gradients_and_later_backwards_add_to_them(ranks):
+    results = ranks.run(kept)
+    for held, owned in results:
+        assert set(held[0]) == set(held[1]) == owned - {"unused"}
+        for name in held[0]:
+            assert torch.allclose(held[1][name], 2 * held[0][name], atol=1e-7)
+    assert not results[0][1] & results[1][1]
+
+
+def missing():
+    """Rank 0 uses a, rank 1 uses b, nobody c."""
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in "abc"}).to(rank_device())
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1, weight_decay=0.1)
+    wrapper = ShardedGradients(model, optimizer)
+    for _ in range(2):  # the second on top of the first
+        (model["a"].sum() * 10 if dist.get_rank() == 0 else model["b"].sum() * 2).backward()
+        wrapper.finish_gradient_synchronization()
+    gradients = {n: p.grad.tolist() for n, p in model.items() if p.grad is not None}
+    optimizer.step()
+    return gradients, model["c"].tolist()
+
+
+def test_gradients_missing_somewhere_are_zero_there(ranks):
+    first, second = ranks.run(missing)
+    assert first[0] | second[0] == {"a": [10.0, 10.0], "b": [2.0, 2.0]}
+    assert first[1] == second[1] == [1.0, 1.0]
+
+
+def foreign():
+    """An optimizer that does not know the model."""
+    optimizer = ShardedOptimizer(Toy().to(rank_device()).parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match="lacks a trainable parameter"):
+        ShardedGradients(build(), optimizer)
+
+
+def test_an_optimizer_of_other_parameters_is_refused(ranks):
+    ranks.run(foreign)

@@ -8,9 +8,9 @@ order of commits in `history`.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchmarks import evidence
+from benchmarks.circumstances import differences
 from benchmarks.evidence import Evidence, NotFiniteError
 from benchmarks.history import Step, first_bad
 from benchmarks.measure.record import Row
@@ -27,15 +27,6 @@ STATUS = {
     "regressed": 13,
     "not_comparable": 14,
 }
-# Results that differ in one of these were made under other circumstances, also when one side does not know
-# it.
-_CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size")
-# How samples are taken decides what one is: with no warm-up the first call is a sample.
-_METHOD = ("warmup", "inner")
-_CPU_CIRCUMSTANCES = ("cpu", "cpu_count", "cpu_threads")
-# The tools decide what a sample is only where both sides went through them.
-_TOOLS = ("asv", "asv_runner", "pytest_benchmark")
-
 # Times an alarm is measured again while the machine is too busy to tell.
 ATTEMPTS = 3
 # remeasure(case ids, [commit or None for the work tree, ...]) -> the rows of each, measured alternately
@@ -177,32 +168,6 @@ def _failure(rows: Sequence[Row]) -> Row | None:
         row for row in rows if (row.suite, row.run) == (newest.suite, newest.run) and row.status != "ok"
     ]
     return failed[0] if failed else None
-
-
-def circumstances(row: Row) -> dict[str, Any]:
-    """What must be equal for two rows of a case to be compared."""
-    names = _CIRCUMSTANCES if row.env.get("device") == "cuda" else (*_CIRCUMSTANCES, *_CPU_CIRCUMSTANCES)
-    return {
-        "machine": row.machine,
-        "suite": row.suite,
-        "version": row.version,
-        **{name: row.env.get(name) for name in (*names, *_METHOD)},
-    }
-
-
-def differences(one: Row, other: Row) -> list[str]:
-    """Why two rows of a case cannot be compared, one text a reason; empty when they can."""
-    before, after = circumstances(one), circumstances(other)
-    found = [
-        f"{name} {before.get(name)} -> {after.get(name)}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
-    for tool in _TOOLS:
-        versions = one.env.get(tool), other.env.get(tool)
-        if None not in versions and versions[0] != versions[1]:
-            found.append(f"{tool} {versions[0]} -> {versions[1]}")
-    return found
 
 
 def _case(case: str, old: list[Row], new: list[Row], series: Mapping[str, list[Row]]) -> list[Finding]:

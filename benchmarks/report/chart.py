@@ -62,7 +62,14 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A place on the x axis to point out: a "regression", a "possible" one, a change of "environment", a "phase"."""
+    """A place on the x axis to point out.
+
+    Attributes:
+        x: where.
+        label: what to say there.
+        kind: "regression", a "possible" one, a "step" that was made good or is an improvement, a change of
+            "environment", the beginning of a "phase".
+    """
 
     x: float
     label: str

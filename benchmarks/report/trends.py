@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import evidence, history
+from benchmarks.circumstances import differences
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
 from benchmarks.report.facts import contexts, facts_of
@@ -98,12 +100,10 @@ def trends(
 
 def level(rows: Sequence[Row]) -> float | None:
     """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU."""
-    from benchmarks.evidence import NotFiniteError, seconds
-
     ok = [row for row in rows if row.status == "ok" and row.samples_seconds]
     try:
-        found = seconds(ok) if ok else None
-    except NotFiniteError:
+        found = evidence.seconds(ok) if ok else None
+    except evidence.NotFiniteError:
         return None
     return found.value if found else None
 
@@ -116,34 +116,55 @@ def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[
     says that each side had as many processes (on a GPU, samples) as the gate's rules need; without them only a
     large change is reported at all, and as a possibility.
     """
-    from benchmarks import evidence, history
-    from benchmarks.gate import differences
-
     answers = []
     for trend in found:
         if len(trend.values) < 2:
             continue
-        last = max(trend.values)
-        results = {}
-        for index in sorted(trend.values, reverse=True):
-            ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
-            if differences(ok[0], trend.rows[last][0]):
-                break
-            results[commits[index].sha] = evidence.seconds(ok)
-        known = {sha: one for sha, one in results.items() if one is not None}
-        order = [commit.sha for commit in commits[min(trend.values) : last + 1]]
+        known = _comparable(trend, commits)[-1]
+        order = [commit.sha for commit in commits[min(trend.values) : max(trend.values) + 1]]
         step = history.first_bad(order, known, worse=evidence.worse)
         if step is not None:
-            after = known[commits[last].sha]
+            after = known[order[-1]]
             answers.append({
                 "machine": trend.machine,
                 "case": trend.case,
                 "suite": trend.suite,
                 "commits": list(step.suspects),
                 "ratio": evidence.ratio(step.before, after),
-                "sure": step.before.enough and step.after.enough and after.enough,
+                "sure": _certain(step.before, step.after, after),
             })  # fmt: skip
     return answers
+
+
+def _comparable(trend: Trend, commits: Sequence[Commit]) -> list[dict[str, evidence.Evidence]]:
+    """Evidence by commit, in runs of commits whose circumstances are the same, oldest first."""
+    runs: list[dict[str, evidence.Evidence]] = []
+    before: Row | None = None
+    for index in sorted(trend.values):
+        ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
+        found = evidence.seconds(ok)
+        assert found is not None, "a trend's values come from the same evidence"
+        if before is None or differences(before, ok[0]):
+            runs.append({})
+        runs[-1][commits[index].sha] = found
+        before = ok[0]
+    return runs
+
+
+def _certain(*sides: evidence.Evidence) -> bool:
+    return all(side.enough and side.steady for side in sides)
+
+
+def _steps(trend: Trend, commits: Sequence[Commit]) -> list[tuple[int, str]]:
+    """Every certain change of level, for better or worse, with the position of the commit that shows it."""
+    position = {commit.sha: index for index, commit in enumerate(commits)}
+    order = [commit.sha for commit in commits]
+    return [
+        (position[step.suspects[-1]], change(evidence.ratio(step.before, step.after)))
+        for known in _comparable(trend, commits)
+        for step in history.steps(order, known, worse=evidence.worse)
+        if _certain(step.before, step.after)
+    ]
 
 
 def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
@@ -176,8 +197,6 @@ def change(ratio: float | None) -> str:
 
 def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = ()) -> Chart:
     """Milliseconds over the commits from the first to the last measured one."""
-    from benchmarks.gate import differences
-
     low, high = min(trend.rows), max(trend.rows)
     points: list[Point] = []
     marks: list[Mark] = []
@@ -206,6 +225,12 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
             first, last = finding["commits"][0][:8], finding["commits"][-1][:8]
             label = f"{verdict(finding)}: {last if len(places) == 1 else f'{first}..{last}'}"
             marks.append(Mark(x=max(places), label=label, kind="regression" if sure(finding) else "possible"))
+    named = {mark.x for mark in marks}
+    marks += [
+        Mark(x=at - low, label=f"{words}: {commits[at].sha[:8]}", kind="step")
+        for at, words in _steps(trend, commits)
+        if at - low not in named
+    ]
     measured = [facts_of(row) for rows in trend.rows.values() for row in rows]
     return Chart(
         id=file_name(f"history {trend.machine} {trend.suite} {trend.case}", taken),

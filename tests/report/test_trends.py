@@ -81,6 +81,14 @@ def test_too_few_processes_make_a_possibility_and_no_alarm():
     assert certain["sure"] and verdict(certain) == "3x as long"
 
 
+def test_past_changes_are_marked_without_alarm():
+    rows = series([10.0, 20.0, 10.0, 10.0, 5.0])
+    assert regressions(trends(rows, COMMITS), COMMITS) == []
+    marks = trend_chart(trend_of(STEADY, rows), COMMITS).marks
+    assert [(mark.x, mark.kind) for mark in marks] == [(1, "step"), (2, "step"), (4, "step")]
+    assert marks[0].label.startswith("2x as long") and marks[2].label.startswith("50% faster")
+
+
 def test_recovered_is_no_regression():
     assert regressions(trends(series([10.0, 20.0, 10.0]), COMMITS), COMMITS) == []
 

@@ -1,4 +1,4 @@
-"""The headline: how the best of our own stands beside the best peer, at the largest configuration of each family."""
+"""The headline: the best of our own beside the best peer, at the largest configuration of each family."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def _work(fact: Facts) -> float:
 
 
 def headline_groups(facts: Sequence[Facts], is_peer: IsPeer) -> list[list[Facts]]:
-    """For each area and phase, the rows of one run at its largest configuration where ours and a peer have a time.
+    """For each area and phase, one run's rows at the largest configuration where ours and a peer have a time.
 
     Rows are fastest first. Oversubscribed rows never make a headline.
     """

@@ -1,4 +1,4 @@
-"""What a chart shows, apart from how it is drawn: matplotlib (`plots`) and the page draw the same description."""
+"""What a chart shows, apart from how it is drawn: `plots` and the page draw the same description."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,8 @@ class Point:
         x: number, or the index of a category.
         y: None is a gap: never drawn as zero, never joined over.
         note: what a reader sees on pointing at it, plain text.
-        status: why there is a gap ("oom", "error", ...), drawn as a mark on the chart's edge; None for a mere gap.
+        status: why there is a gap ("oom", "error", ...), drawn as a mark on the chart's edge; None for a mere
+            gap.
     """
 
     x: float

@@ -63,7 +63,7 @@ def render(chart: Chart, image_format: str) -> bytes:
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write a chart as PNG and SVG into a folder under its id, each whole or not at all; returns the paths."""
+    """Write a chart as PNG and SVG under its id, each whole or not at all; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for image_format in IMAGE_FORMATS:

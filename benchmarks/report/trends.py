@@ -1,7 +1,8 @@
 """Each case over the commits: a chart and a table line, with regressions marked and gaps left open.
 
-Commits come from the caller in first-parent order, oldest first. Only neighbouring commits are joined by a line, and
-only while version, device and tools stay the same: everything else would claim a measurement that nobody made.
+Commits come from the caller in first-parent order, oldest first. Only neighbouring commits are joined by a
+line, and only while version, device and tools stay the same: everything else would claim a measurement that
+nobody made.
 """
 
 from collections import defaultdict
@@ -38,7 +39,8 @@ class Trend:
         machine, case, suite: whose trend it is.
         values: commit's position -> seconds, the statistic that the gate compares.
         rows: commit's position -> the rows behind it, also those without a result.
-        findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range) and "ratio".
+        findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range)
+            and "ratio".
     """
 
     machine: str
@@ -62,8 +64,8 @@ def trends(
 ) -> list[Trend]:
     """Group rows into trends; those with findings first, then by case.
 
-    Rows of an unknown commit (another branch, or none) and of a dirty tree belong to no place in history and are left
-    out; they are in the tables.
+    Rows of an unknown commit (another branch, or none) and of a dirty tree belong to no place in history and
+    are left out; they are in the tables.
     """
     place = {commit.sha: index for index, commit in enumerate(commits)}
     grouped: dict[tuple[str, str, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
@@ -93,7 +95,7 @@ def trends(
 
 
 def level(rows: Sequence[Row]) -> float | None:
-    """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU; None for none."""
+    """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU."""
     from benchmarks.evidence import NotFiniteError, seconds
 
     ok = [row for row in rows if row.status == "ok" and row.samples_seconds]
@@ -105,10 +107,10 @@ def level(rows: Sequence[Row]) -> float | None:
 
 
 def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[str, Any]]:
-    """Trends whose last result is worse than the best before it, by the gate's own rules, with the blamed commits.
+    """Trends whose last result is worse than the best before it by the gate's own rules, and since when.
 
-    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio is
-    the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit.
+    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio
+    is the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit.
     """
     from benchmarks import evidence, history
     from benchmarks.gate import differences
@@ -129,8 +131,8 @@ def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[
         step = history.first_bad(order, known, worse=evidence.worse)
         if step is not None:
             answers.append({
-                "machine": trend.machine, "case": trend.case, "suite": trend.suite, "commits": list(step.suspects),
-                "ratio": evidence.ratio(step.before, known[commits[last].sha]),
+                "machine": trend.machine, "case": trend.case, "suite": trend.suite, "commits":
+                list(step.suspects), "ratio": evidence.ratio(step.before, known[commits[last].sha]),
             })  # fmt: skip
     return answers
 
@@ -200,13 +202,14 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
         y=Axis(label="ms", zero=False),
         series=(Series(name=f"{trend.machine}, {trend.suite}", points=tuple(points), color=0),),
         marks=tuple(marks),
-        caption="Lower is better. A commit without a result is a gap; the line also breaks where the environment changed.",
+        caption="Lower is better. A commit without a result is a gap; the line also breaks where the "
+        "environment changed.",
         context=tuple(contexts(measured)[-1:]),
     )
 
 
 def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame":
-    """A line for each trend: last and best time, their ratio, the commits measured, and what the gate found."""
+    """A line for each trend: last and best time, their ratio, the commits measured, what was found."""
     records = []
     for trend in found:
         best, last = trend.best, trend.last
@@ -215,14 +218,17 @@ def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame
             "last/best": last / best if last is not None and best else None,
             "last ms": last * 1e3 if last is not None else None,
             "best ms": best * 1e3 if best is not None else None,
-            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings) or None,
+            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings)
+            or None,
             "commits": len(trend.values),
             "without result": max(trend.rows) - min(trend.rows) + 1 - len(trend.values),
             "suite": trend.suite,
             "machine": trend.machine,
         })  # fmt: skip
-    return frame(records, {"case": str, "last/best": float, "last ms": float, "best ms": float, "finding": str,
-                 "commits": int, "without result": int, "suite": str, "machine": str})  # fmt: skip
+    return frame(
+        records,
+        "case | last/best | last ms | best ms | finding | commits | without result | suite | machine",
+    )
 
 
 def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commit]) -> "DataFrame":
@@ -236,4 +242,4 @@ def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commi
         }
         for f in findings
     ]
-    return frame(records, {"case": str, "new/old": float, "change": str, "commit": str})
+    return frame(records, "case | new/old | change | commit")

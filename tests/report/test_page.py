@@ -1,4 +1,4 @@
-"""The page: self-contained, strict JSON inside, everything from outside literal, every status and gap visible."""
+"""The page: self-contained, strict JSON inside, text from outside literal, every status and gap visible."""
 
 import json
 import re
@@ -162,7 +162,7 @@ def test_machines_with_alike_names_have_a_part_each():
 
 
 def test_the_page_of_field_case_r1():
-    """One out of memory, one skipped, one single sample, one time of zero: all rows there, strict, told apart."""
+    """One out of memory, one skipped, one single sample, one time of zero: all there, strict, told apart."""
     tail = "B1,N1,K1,S64,T64,H8,causal,fp32,w1"
     rows = [
         row(f"attention/reference/forward/{tail}", status="oom", reason="asked for 1 GiB"),

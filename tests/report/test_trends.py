@@ -1,4 +1,4 @@
-"""History: topological order, gaps, breaks where conditions change, and the commit that made a case slower."""
+"""History: topological order, gaps, breaks where conditions change, and the commit that made it slower."""
 
 import pytest
 

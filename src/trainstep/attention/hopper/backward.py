@@ -117,17 +117,24 @@ def load_tiles(
         instance = batch * heads + head
         stage = t % Q_STAGES
         before = t - Q_STAGES + 1  # the step whose end frees this buffer of Q
-        mbarrier.wait(done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before > 0)
+        mbarrier.wait(
+            done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before > 0
+        )
         mbarrier.expect(q_ready.index(stage), QUERIES * H * 2 + QUERIES * 4)
         tma.async_copy_global_to_shared(
-            q_desc, [batch, head, first_row, 0], q_ready.index(stage), q_ring.index(stage).reshape([1, 1, QUERIES, H])
+            q_desc,
+            [batch, head, first_row, 0],
+            q_ready.index(stage),
+            q_ring.index(stage).reshape([1, 1, QUERIES, H]),
         )
         tma.async_copy_global_to_shared(
             lse2_desc, [instance, first_row], q_ready.index(stage), lse2_ring.index(stage)
         )
         stage = t % DO_STAGES
         before = t - DO_STAGES
-        mbarrier.wait(done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before >= 0)
+        mbarrier.wait(
+            done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before >= 0
+        )
         mbarrier.expect(do_ready.index(stage), QUERIES * H * 2 + QUERIES * 4)
         tma.async_copy_global_to_shared(
             do_desc, [batch, head, first_row, 0], do_ready.index(stage),
@@ -150,7 +157,9 @@ def take_turns(counters, bars, work, row_tiles, ORDER: gl.constexpr):
         counter = counters + (batch * heads + head) * row_tiles + row_tile
         while load_acquire(counter) != key_tile:
             pass
-        mbarrier.wait(passed.index(t % ORDER), (t // ORDER + 1) & 1)  # at most ORDER turns ahead of `pass_turns`
+        mbarrier.wait(
+            passed.index(t % ORDER), (t // ORDER + 1) & 1
+        )  # at most ORDER turns ahead of `pass_turns`
         mbarrier.arrive(turn.index(t % ORDER), count=1)
         head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
 
@@ -260,8 +269,12 @@ def accumulate_gradients(
     mbarrier.wait(kv_ready.index(1), 0)
     mbarrier.wait(q_ready.index(0), 0)
     mbarrier.wait(do_ready.index(0), 0)
-    s = warpgroup_mma(k_ring.index(0), q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-    dp = warpgroup_mma(v_ring.index(0), do_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma(
+        k_ring.index(0), q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True
+    )
+    dp = warpgroup_mma(
+        v_ring.index(0), do_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True
+    )
     s = warpgroup_mma_wait(1, deps=[s])
     ds, dv = score_gradients(
         0, s, dp, dv, do_ring.index(0), ds_ring.index(0), lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2,
@@ -290,7 +303,9 @@ def accumulate_gradients(
             key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT, EMULATED,
         )  # fmt: skip
     last = steps - 1
-    dq = warpgroup_mma(ds_ring.index(0).permute((1, 0)), k_ring.index(0), dq_zeros, use_acc=False, is_async=True)
+    dq = warpgroup_mma(
+        ds_ring.index(0).permute((1, 0)), k_ring.index(0), dq_zeros, use_acc=False, is_async=True
+    )
     dk = warpgroup_mma(ds, q_ring.index(last % Q_STAGES), dk, is_async=True)
     dq = warpgroup_mma_wait(1, deps=[dq])
     add_in_turn(last, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles, QUERIES, H, ORDER)
@@ -303,8 +318,12 @@ def accumulate_gradients(
     v_tile.store(dv.to(DTYPE))
     fence_async_shared()
     gl.thread_barrier()
-    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, key_tile * KEYS, 0], k_tile.reshape([1, 1, KEYS, H]))
-    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, key_tile * KEYS, 0], v_tile.reshape([1, 1, KEYS, H]))
+    tma.async_copy_shared_to_global(
+        dk_desc, [batch, kv_head, key_tile * KEYS, 0], k_tile.reshape([1, 1, KEYS, H])
+    )
+    tma.async_copy_shared_to_global(
+        dv_desc, [batch, kv_head, key_tile * KEYS, 0], v_tile.reshape([1, 1, KEYS, H])
+    )
     tma.store_wait(0)
 
 

@@ -38,7 +38,10 @@ def load_tiles(
     mbarrier.expect(q_ready.index(0), ROWS * H * 2)
     for c in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(
-            q_desc, [batch, head, first_row + c * 64, 0], q_ready.index(0), q_tile.index(c).reshape([1, 1, 64, H])
+            q_desc,
+            [batch, head, first_row + c * 64, 0],
+            q_ready.index(0),
+            q_tile.index(c).reshape([1, 1, 64, H]),
         )
     for t in range(tiles):
         stage = t % STAGES
@@ -87,7 +90,9 @@ def attend_tile(
     stage = t % STAGES
     mbarrier.wait(k_ready.index(stage), (t // STAGES) & 1)
     if TAKE_TURNS:
-        mbarrier.wait(turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1)  # the first consumer began without waiting
+        mbarrier.wait(
+            turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1
+        )  # the first consumer began without waiting
     s = gl.zeros([64, KEYS], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     before = (t - 1) % STAGES
@@ -181,7 +186,9 @@ def attend_rows(
 _LENGTHS = ["heads", "group", "head_section", "row_tiles", "query_length", "key_length", "offset"]
 
 
-@gluon.jit(do_not_specialize=_LENGTHS)  # a length of 1 must not become a constant: partitions cannot capture one
+@gluon.jit(
+    do_not_specialize=_LENGTHS
+)  # a length of 1 must not become a constant: partitions cannot capture one
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, heads, group, head_section, row_tiles, query_length, key_length, offset,
     scale_log2,

@@ -4,7 +4,6 @@ A case that fails is a row that says why and the rest go on. Memory is released 
 one cell's tensors nor its failure reach the next.
 """
 
-import gc
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
+from benchmarks.measure.memory import describe_out_of_memory, release
 from benchmarks.measure.record import Row, RunWriter
 from benchmarks.measure.sampling import Policy, take_samples
 
@@ -46,16 +46,18 @@ def work_metrics(work: Work) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure(case: Case, device: str, policy: Policy, prepare: Callable[[Case, str], Prepared] = tables.prepare) -> Outcome:
+def measure(
+    case: Case, device: str, policy: Policy, prepare: Callable[[Case, str], Prepared] = tables.prepare
+) -> Outcome:
     """Measure one case. Never raises but for an interruption: every failure is an outcome."""
     import torch
 
     made: Prepared | None = None
     try:
-        _release(device)
+        release(device)
         made = prepare(case, device)
         metrics = work_metrics(made.work)
-        check = None
+        check: dict[str, float | None] | None = None
         if made.check is not None:
             result = made.check()
             check = {"error": result.error, "budget": result.budget}
@@ -80,17 +82,18 @@ def measure(case: Case, device: str, policy: Policy, prepare: Callable[[Case, st
             state=made.state,
         )
     except torch.OutOfMemoryError as error:
-        return Outcome(status="oom", reason=_out_of_memory(error, device))
+        return Outcome(status="oom", reason=describe_out_of_memory(error))
     except NotImplementedError as error:
         return Outcome(status="skipped", reason=str(error) or "not implemented")
     except Exception as error:
         if isinstance(error.__cause__, torch.OutOfMemoryError):  # compiled code wraps it
-            return Outcome(status="oom", reason=_out_of_memory(error.__cause__, device))
+            return Outcome(status="oom", reason=describe_out_of_memory(error.__cause__))
         return Outcome(status="error", reason=one_line(error), metrics={})
     finally:
         # The traceback's frames would hold the failed cell's tensors until the next exception.
-        made = _close(made)
-        _release(device)
+        _close(made)
+        made = None
+        release(device)
 
 
 def _close(made: Prepared | None) -> None:
@@ -99,21 +102,6 @@ def _close(made: Prepared | None) -> None:
             made.close()
         except Exception:
             traceback.print_exc()
-
-
-def _release(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-
-
-def _out_of_memory(error: BaseException, device: str) -> str:
-    """Bytes asked for and free, from the allocator's message where it gives them."""
-    from benchmarks.measure.memory import describe_out_of_memory
-
-    return describe_out_of_memory(error)
 
 
 def run_cases(

@@ -5,7 +5,7 @@ what the ruler measured. asv knows only "lower is better": it gets seconds, and 
 """
 
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks import cases as tables
 from benchmarks.cases.case import TIERS, Case, Prepared
@@ -35,7 +35,8 @@ def suite(area: str) -> dict[str, type]:
     chosen = [case for case in tables.select(area=area) if case.tier in ASV_TIERS]
     phases = dict.fromkeys(case.phase for case in chosen)
     return {
-        phase.title().replace("_", ""): _benchmark([case for case in chosen if case.phase == phase]) for phase in phases
+        phase.title().replace("_", ""): _benchmark([case for case in chosen if case.phase == phase])
+        for phase in phases
     }
 
 
@@ -46,9 +47,9 @@ def _benchmark(chosen: list[Case]) -> type:
     shapes = list(dict.fromkeys(case.parameters for case in chosen))
 
     class Sampled:
-        params = (targets, shapes)
+        params: ClassVar[Any] = (targets, shapes)
         param_names = ("target", "shape")
-        skip_params = [pair for pair in product(targets, shapes) if pair not in by_parameters]
+        skip_params: ClassVar[Any] = [pair for pair in product(targets, shapes) if pair not in by_parameters]
         # asv's default hashes the text of the method, which would break every series at a reformatting.
         version = str(max(case.version for case in chosen))
         timeout = 600

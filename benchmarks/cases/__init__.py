@@ -10,7 +10,9 @@ from types import ModuleType
 from benchmarks.cases import attention, collectives, data_parallel, step
 from benchmarks.cases.case import TIERS, Case, Prepared
 
-AREAS: dict[str, ModuleType] = {module.AREA: module for module in (attention, step, collectives, data_parallel)}
+AREAS: dict[str, ModuleType] = {
+    module.AREA: module for module in (attention, step, collectives, data_parallel)
+}
 
 
 def every_case() -> list[Case]:
@@ -56,6 +58,7 @@ def prepare(case: Case, device: str) -> Prepared:
         missing = getattr(error, "name", None) or ""
         if isinstance(error, ModuleNotFoundError) and missing.split(".")[0] == "trainstep":
             raise NotImplementedError(f"this trainstep has no {missing}") from error
-        if isinstance(error, AttributeError) and getattr(error.obj, "__name__", "").startswith("trainstep"):
-            raise NotImplementedError(f"this trainstep has no {error.obj.__name__}.{missing}") from error
+        owner = getattr(getattr(error, "obj", None), "__name__", "")
+        if isinstance(error, AttributeError) and owner.startswith("trainstep"):
+            raise NotImplementedError(f"this trainstep has no {owner}.{missing}") from error
         raise

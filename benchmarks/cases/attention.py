@@ -31,7 +31,14 @@ def case(
     tier: str = "standard",
 ) -> Case:
     """One attention case; unset keys and key/value heads equal the queries and query heads."""
-    shape: dict[str, Any] = {"B": batch, "N": heads, "K": kv_heads or heads, "S": queries, "T": keys or queries, "H": head_dim}
+    shape: dict[str, Any] = {
+        "B": batch,
+        "N": heads,
+        "K": kv_heads or heads,
+        "S": queries,
+        "T": keys or queries,
+        "H": head_dim,
+    }
     if window is not None:
         shape["window"] = window
     shape["mask"] = "causal" if causal else "full"
@@ -61,6 +68,7 @@ def cases() -> list[Case]:
     # (c) headline
     for width in (64, 128):
         found += _each(heads=16, queries=16384, head_dim=width, tier="standard")
+    found += _each(dtypes=("fp32", "tf32"), heads=16, queries=4096, head_dim=64, tier="standard")
     # (a) the attention module without heads
     for width in (16, 32, 64, 128):
         for length in (256, 1024, 4096, 8192, 16384):
@@ -85,7 +93,9 @@ def _inputs(shape: dict[str, Any], dtype: Any, device: str, seed: int = 0) -> tu
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(heads: int, length: int) -> Any:
-        return torch.randn(shape["B"], heads, length, shape["H"], device=device, generator=generator).to(dtype)
+        return torch.randn(shape["B"], heads, length, shape["H"], device=device, generator=generator).to(
+            dtype
+        )
 
     q, k, v = normal(shape["N"], shape["S"]), normal(shape["K"], shape["T"]), normal(shape["K"], shape["T"])
     upstream = normal(shape["N"], shape["S"])
@@ -95,7 +105,9 @@ def _inputs(shape: dict[str, Any], dtype: Any, device: str, seed: int = 0) -> tu
 def runs_here(target: str, device: str) -> None:
     """Raises NotImplementedError, with the reason, where the implementation cannot run."""
     row = ROWS[target]
-    _function(target, device, next(iter(row.cuda_dtypes or row.dtypes) if device == "cuda" else iter(row.dtypes)))
+    _function(
+        target, device, next(iter(row.cuda_dtypes or row.dtypes) if device == "cuda" else iter(row.dtypes))
+    )
 
 
 def _function(target: str, device: str, dtype: str = "fp32", **wanted: bool) -> Callable[..., Any]:
@@ -188,7 +200,16 @@ def prepare(one: Case, device: str) -> Prepared:
 
 
 @cache
-def check(target: str, dtype_name: str, device: str, phase: str, group: int, head_dim: int, mask: str, window: int | None) -> Check:
+def check(
+    target: str,
+    dtype_name: str,
+    device: str,
+    phase: str,
+    group: int,
+    head_dim: int,
+    mask: str,
+    window: int | None,
+) -> Check:
     """Compare outputs (and gradients, unless forward) with the reference in float64, at a short length.
 
     The error returned is the largest share of its budget over all compared tensors, so its budget is 1.
@@ -200,7 +221,16 @@ def check(target: str, dtype_name: str, device: str, phase: str, group: int, hea
 
     dtype = getattr(torch, get_dtype(dtype_name).torch_name)
     length = CHECK_LENGTH - 3  # no multiple of any tile
-    shape = {"B": 1, "N": 2 * group, "K": 2, "S": length, "T": length, "H": head_dim, "mask": mask, "window": window}
+    shape = {
+        "B": 1,
+        "N": 2 * group,
+        "K": 2,
+        "S": length,
+        "T": length,
+        "H": head_dim,
+        "mask": mask,
+        "window": window,
+    }
     q, k, v, upstream = _inputs(shape, dtype, device, seed=1)
     reference = ruler_module("attention/registry.py").load_attention(ROWS["reference"])
 

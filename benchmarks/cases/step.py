@@ -84,11 +84,17 @@ OVERRIDES = {
 }
 
 
-def case(target: str, phase: str, preset: str, *, dtype: str = "fp32", tier: str = "standard", **shape: int) -> Case:
+def case(
+    target: str, phase: str, preset: str, *, dtype: str = "fp32", tier: str = "standard", **shape: int
+) -> Case:
     """One step case. `shape` overrides the preset by the keys of OVERRIDES; batch and context are always named."""
-    model = ruler_module("specs/model.py").get_model(preset, **{OVERRIDES[key]: value for key, value in shape.items()})
+    model = ruler_module("specs/model.py").get_model(
+        preset, **{OVERRIDES[key]: value for key, value in shape.items()}
+    )
     named = {"preset": preset, "B": model.batch_size, "S": model.context_length} | shape
-    return Case(area=AREA, target=target, phase=phase, shape=named, dtype=dtype, tier=tier, peer=ROWS[target].peer)
+    return Case(
+        area=AREA, target=target, phase=phase, shape=named, dtype=dtype, tier=tier, peer=ROWS[target].peer
+    )
 
 
 def cases() -> list[Case]:
@@ -151,7 +157,10 @@ class Step:
         self.optimizer = _load(row.optimizer)(self.model.parameters(), lr=1e-5, **row.optimizer_options)
         generator = torch.Generator(device=device).manual_seed(seed)
         tokens = torch.randint(
-            config.vocab_size, (config.batch_size, config.context_length + 1), device=device, generator=generator
+            config.vocab_size,
+            (config.batch_size, config.context_length + 1),
+            device=device,
+            generator=generator,
         )
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         self.device = device
@@ -259,7 +268,11 @@ def prepare(one: Case, device: str) -> Prepared:
     def metrics() -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         if device == "cuda":
-            found["peak_memory"] = {"value": torch.cuda.max_memory_allocated(), "unit": "byte", "better": "lower"}
+            found["peak_memory"] = {
+                "value": torch.cuda.max_memory_allocated(),
+                "unit": "byte",
+                "better": "lower",
+            }
         if len(parts) > 1 and graph is None:
             found |= phase_metrics(step, parts, host, log)
         if step.scaler is not None:

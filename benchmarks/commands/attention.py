@@ -27,12 +27,26 @@ def attention(
 ) -> int:  # fmt: skip
     """Forward and backward of each implementation at each length, with rates and ratios to the peers."""
     from benchmarks.cases import attention as table
-    from benchmarks.commands.measuring import choose_device, choose_policy, counts, measure_cases, pick, status_of
+    from benchmarks.commands.measuring import (
+        choose_device,
+        choose_policy,
+        counts,
+        measure_cases,
+        pick,
+        status_of,
+    )
     from benchmarks.commands.printing import print_rows
     from trainstep.specs.dtype import get_dtype
 
     get_dtype(dtype)
-    numbers = {"batch": batch, "heads": heads, "kv-heads": kv_heads, "keys": keys, "window": window, "head-dim": head_dim}
+    numbers = {
+        "batch": batch,
+        "heads": heads,
+        "kv-heads": kv_heads,
+        "keys": keys,
+        "window": window,
+        "head-dim": head_dim,
+    }
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

@@ -20,7 +20,14 @@ def collective(
 ) -> int:  # fmt: skip
     """Time, algorithm and bus bandwidth of each collective, the result checked; the slowest rank counts."""
     from benchmarks.cases import collectives as table
-    from benchmarks.commands.measuring import choose_device, choose_policy, counts, measure_cases, pick, status_of
+    from benchmarks.commands.measuring import (
+        choose_device,
+        choose_policy,
+        counts,
+        measure_cases,
+        pick,
+        status_of,
+    )
     from benchmarks.commands.printing import print_rows
     from trainstep.accounting.sizes import parse_bytes
     from trainstep.parallel.launch import check_ranks

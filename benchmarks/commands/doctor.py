@@ -17,8 +17,12 @@ def doctor() -> int:
     device = choose_device("auto")
     with source_tree(None):
         facts = environment(device)
-        print_frame("This machine", pandas.DataFrame([{"what": k, "is": str(v)} for k, v in facts.items() if v]))
-        print_frame("Tools", pandas.DataFrame([{"tool": t, "answer": answer} for t, answer in _tools().items()]))
+        print_frame(
+            "This machine", pandas.DataFrame([{"what": k, "is": str(v)} for k, v in facts.items() if v])
+        )
+        print_frame(
+            "Tools", pandas.DataFrame([{"tool": t, "answer": answer} for t, answer in _tools().items()])
+        )
         lines = []
         for area, module in AREAS.items():
             for target in module.ROWS:

@@ -1,5 +1,6 @@
 """`gate`: compare two sets of results, print what changed, answer with an exit status."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,7 +184,10 @@ def _print(findings: "Sequence[Finding]", before: Side, after: Side) -> None:
             finding.detail,
         ]
         table.add_row(*map(Text, words), style="dim" if finding.allowed else colours.get(finding.kind, "red"))
-    Console().print(table)
+    # A pipe or a log has no width of its own: fold nothing that a terminal of this width would not.
+    console = Console()
+    console.width = console.width if console.is_terminal or "COLUMNS" in os.environ else 200
+    console.print(table)
 
 
 def _amount(value: float | None, unit: str) -> str:

@@ -12,14 +12,17 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.cases.case import Case
-from benchmarks.measure.record import Row, RunWriter, destination
+from benchmarks.measure.record import Row, RunWriter, check_machine, destination
 from benchmarks.measure.sampling import Policy
 
 Device = Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Machine = Annotated[
-    str | None, typer.Option(help="Publish the rows under results/records/NAME; without it they stay in results/local.")
+    str | None,
+    typer.Option(help="Publish the rows under results/records/NAME; without it they stay in results/local."),
 ]
-Samples = Annotated[int | None, typer.Option(help="Exactly this many samples a case instead of sampling until tight.")]
+Samples = Annotated[
+    int | None, typer.Option(help="Exactly this many samples a case instead of sampling until tight.")
+]
 Warmup = Annotated[int | None, typer.Option(help="Untimed calls before the first sample.")]
 Out = Annotated[Path | None, typer.Option(help="Write the rows to this file of JSON lines.")]
 
@@ -49,7 +52,10 @@ def choose_policy(device: str, samples: int | None, warmup: int | None) -> Polic
     Raises:
         ValueError: a count out of range.
     """
-    options: dict[str, Any] = {"cap_seconds": 0.5 if device == "cuda" else 1.0, "min_samples": 10 if device == "cuda" else 5}
+    options: dict[str, Any] = {
+        "cap_seconds": 0.5 if device == "cuda" else 1.0,
+        "min_samples": 10 if device == "cuda" else 5,
+    }
     if samples is not None:
         if samples < 1:
             raise ValueError(f"samples must be at least 1, got {samples}")
@@ -80,7 +86,9 @@ def counts(text: str, what: str, least: int = 1) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
-        raise ValueError(f"{what} must be whole numbers of at least {least}, separated by commas, got {text!r}")
+        raise ValueError(
+            f"{what} must be whole numbers of at least {least}, separated by commas, got {text!r}"
+        )
     return [int(part) for part in parts]
 
 
@@ -121,7 +129,9 @@ def writable(directory: Path) -> None:
 
 def run_id(cases: Sequence[Case], policy: Policy, device: str, provenance: Any) -> str:
     """Name of a run that a repetition of the same command finds again: device and a hash of what is measured how."""
-    text = repr(([case.id for case in cases], policy, device, provenance.source_sha256, provenance.ruler_sha256))
+    text = repr(
+        ([case.id for case in cases], policy, device, provenance.source_sha256, provenance.ruler_sha256)
+    )
     return f"{device}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -156,10 +166,14 @@ def measure_cases(
 
     if not cases:
         raise ValueError("no case matches")
+    if machine is not None:
+        check_machine(machine)
     with source_tree(source) as tree:
         facts = provenance(ROOT, source=tree if source else None, commit=commit)
         if machine is not None and facts.dirty:
-            raise ValueError("the work tree differs from its commit; commit first, a dirty tree is no history")
+            raise ValueError(
+                "the work tree differs from its commit; commit first, a dirty tree is no history"
+            )
         directory = destination(machine, facts.commit, ROOT / "results") if out is None else out.parent
         writable(directory)
         name = run_id(cases, policy, device, facts)

@@ -93,7 +93,9 @@ def print_rows(rows: Sequence[Row]) -> None:
     grouped: dict[tuple[str, str], list[str]] = {}
     for entry in lines:
         area_target = "/".join(str(entry["case"]).split("/")[:2])
-        grouped.setdefault((f"{entry['status']} {area_target}", str(entry["reason"])), []).append(str(entry["case"]))
+        grouped.setdefault((f"{entry['status']} {area_target}", str(entry["reason"])), []).append(
+            str(entry["case"])
+        )
     print_frame(
         "Without a speed",
         pandas.DataFrame(

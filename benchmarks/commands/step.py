@@ -1,6 +1,6 @@
 """`step`: time a language model's training step, phase by phase."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,14 @@ def step(
 ) -> int:  # fmt: skip
     """Forward, backward and optimizer of each way of running the step, with tokens/s, MFU and peak memory."""
     from benchmarks.cases import step as table
-    from benchmarks.commands.measuring import choose_device, choose_policy, counts, measure_cases, pick, status_of
+    from benchmarks.commands.measuring import (
+        choose_device,
+        choose_policy,
+        counts,
+        measure_cases,
+        pick,
+        status_of,
+    )
     from benchmarks.commands.printing import print_rows, print_warmup_study
     from trainstep import ranges
     from trainstep.specs.dtype import get_dtype
@@ -42,7 +49,7 @@ def step(
         "B": batch, "S": context, "L": layers, "D": d_model, "F": d_ff, "N": heads, "K": kv_heads, "V": vocabulary,
         "window": window,
     }  # fmt: skip
-    named = {key: value for key, value in shape.items() if value is not None}
+    named: dict[str, Any] = {key: value for key, value in shape.items() if value is not None}
     warmups = counts(warmup, "warmup", least=0)
     device = choose_device(device)
     cases = [
@@ -66,4 +73,3 @@ def step(
     if len(warmups) > 1:
         print_warmup_study(rows)
     return status_of(rows)
-

@@ -67,8 +67,8 @@ def release(device: str) -> None:
 class PeakMeter:
     """Peak bytes of each phase of a step.
 
-    On CUDA the caching allocator's own figures, which include libraries' workspaces; on a CPU the bytes of tensors
-    counted as operations make them (`trainstep.memory.live`), which a compiled region hides.
+    On CUDA the caching allocator's own figures, which include libraries' workspaces; on a CPU the bytes of
+    tensors counted as operations make them (`trainstep.memory.live`), which a compiled region hides.
 
     Attributes:
         start_bytes: allocated before the first phase: parameters, gradients, optimizer state, inputs.

@@ -48,7 +48,9 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         if made.check is not None:
             result = made.check()
             extra["check"] = {"error": result.error, "budget": result.budget}
-            assert result.green, f"differs from the reference: error {result.error:.3g}, allowed {result.budget:.3g}"
+            assert result.green, (
+                f"differs from the reference: error {result.error:.3g}, allowed {result.budget:.3g}"
+            )
 
         def once() -> None:
             made.before()

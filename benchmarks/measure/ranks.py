@@ -11,8 +11,17 @@ from typing import Any
 _pools: dict[tuple[int, str], Any] = {}
 
 
-def on_ranks(world_size: int, device: str, function: Callable[..., Any], *args: Any, timeout_seconds: float = 60) -> list[Any]:
+def on_ranks(
+    world_size: int,
+    device: str,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_seconds: float = 60,
+    name: str | None = None,
+) -> list[Any]:
     """Run `function(*args)` on every rank of the shared pool and bring back what each returned.
+
+    `name` is what a failure or a timeout calls the work: the case's id.
 
     Raises:
         RankFailure: a rank raised, died or did not answer in time. The pool is gone afterwards.
@@ -24,7 +33,7 @@ def on_ranks(world_size: int, device: str, function: Callable[..., Any], *args: 
         close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
         _pools[key] = Ranks(world_size, device=device)
     try:
-        return _pools[key].run(function, *args, timeout_seconds=timeout_seconds)
+        return _pools[key].run(function, *args, timeout_seconds=timeout_seconds, name=name)
     except BaseException:
         close_ranks()
         raise
@@ -56,11 +65,9 @@ def kept(case_id: str) -> Any:
 
 def drop() -> None:
     """On a rank: release what is held, device memory included."""
-    import gc
-
     import torch
 
+    from benchmarks.measure.memory import release
+
     _state.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    release("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,8 +1,8 @@
 """DataFrames as Markdown, LaTeX, Typst and CSV, with every cell shown literally.
 
-Text in a table comes from outside (GPU names, commit subjects, parameters, error messages), so each format has
-its own escape, and nothing in a cell can become markup. Numbers are rounded to four digits for reading; CSV,
-which machines read, keeps them exact. An absent value is a dash, in CSV an empty field.
+Text in a table comes from outside (GPU names, commit subjects, parameters, error messages), so each format
+has its own escape, and nothing in a cell can become markup. Numbers are rounded to four digits for reading;
+CSV, which machines read, keeps them exact. An absent value is a dash, in CSV an empty field.
 """
 
 import csv

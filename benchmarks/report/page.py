@@ -1,7 +1,7 @@
 """One self-contained HTML page made from rows: it opens from file:// with no network.
 
-Everything is inside: style, script, data. A content security policy allows the page's own script by its hash and
-nothing else, so that text from outside could not run even if an escape were forgotten.
+Everything is inside: style, script, data. A content security policy allows the page's own script by its hash
+and nothing else, so that text from outside could not run even if an escape were forgotten.
 """
 
 import base64
@@ -23,8 +23,8 @@ from benchmarks.report.trends import Commit
 ASSETS = Path(__file__).with_name("assets")
 SCRIPTS = ("charts.js", "figures.js", "page.js")
 _LOGO = Html(
-    '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M2 20h5v-5h5v-5h5V5h5" fill="none" stroke="var(--accent)" '
-    'stroke-width="3" stroke-linejoin="round" stroke-linecap="round"/></svg>'
+    '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M2 20h5v-5h5v-5h5V5h5" fill="none" '
+    'stroke="var(--accent)" stroke-width="3" stroke-linejoin="round" stroke-linecap="round"/></svg>'
 )
 
 
@@ -59,8 +59,8 @@ def build_page(
         rows: every row to show, of any machine.
         is_peer: whether a target of an area is somebody else's work.
         commits: first-parent history, oldest first.
-        findings: the gate's regressions: dicts with "case", "commits" (hashes, oldest first: one blamed, or a range),
-            "ratio" (new over old seconds) and, where several machines are shown, "machine".
+        findings: the gate's regressions: dicts with "case", "commits" (hashes, oldest first: one blamed, or a
+            range), "ratio" (new over old seconds) and, where several machines are shown, "machine".
         damaged: a line for each result file that could not be read.
         timelines: memory charts.
         links: further pages beside this one, as (text, relative address).
@@ -101,7 +101,7 @@ def build_page(
 def _of(
     findings: Sequence[Mapping[str, Any]], machine: str, by_machine: Mapping[str, Sequence[Row]]
 ) -> list[Mapping[str, Any]]:
-    """The findings about a machine: those that name it, and those that name none but whose case it has measured."""
+    """The findings about a machine: those that name it, or none and a case that it has measured."""
     cases = {row.case for row in by_machine[machine]}
     return [f for f in findings if f.get("machine", machine) == machine and f["case"] in cases]
 
@@ -111,10 +111,11 @@ def _head(script: str) -> Html:
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src 'sha256-{digest}'"
     )
+    dark = f"color-scheme:dark;{_variables(DARK)}"
     style = (
         f":root{{color-scheme:light;{_variables(LIGHT)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme]){{color-scheme:dark;{_variables(DARK)}}}}}\n"
-        f":root[data-theme=dark]{{color-scheme:dark;{_variables(DARK)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme]){{{dark}}}}}\n"
+        f":root[data-theme=dark]{{{dark}}}\n"
     )
     return tag(
         "head",

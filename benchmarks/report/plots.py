@@ -28,7 +28,7 @@ def figure(chart: Chart) -> "Figure":
         (_lines if chart.kind == "line" else _bars)(axes, chart)
         axes.set_title(chart.title)
         for place in chart.marks:
-            color = LIGHT.bad if place.kind == "regression" else LIGHT.muted
+            color = {"regression": LIGHT.bad, "possible": LIGHT.warn}.get(place.kind, LIGHT.muted)
             axes.axvline(place.x, color=color, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
             axes.annotate(
                 place.label,
@@ -63,7 +63,7 @@ def render(chart: Chart, image_format: str) -> bytes:
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write a chart as PNG and SVG into a folder under its id, each whole or not at all; returns the paths."""
+    """Write a chart as PNG and SVG under its id, each whole or not at all; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for image_format in IMAGE_FORMATS:

@@ -1,7 +1,8 @@
 """Tables as pandas DataFrames, made from rows: what the page shows and what the command line exports.
 
-Every function takes facts (`facts.latest(rows)` gives the newest of each case) and returns a DataFrame whose column
-names carry their units. Absent values are NA. `format_frame` turns any of them into Markdown, LaTeX, Typst or CSV.
+Every function takes facts (`facts.latest(rows)` gives the newest of each case) and returns a DataFrame whose
+column names carry their units. Absent values are NA. `format_frame` turns any of them into Markdown, LaTeX,
+Typst or CSV.
 """
 
 from collections import defaultdict
@@ -23,16 +24,27 @@ COLLECTIVE_AREAS = ("collective", "collectives")
 PARALLEL_AREAS = ("parallel", "data_parallel")
 
 
-def frame(records: Sequence[Mapping[str, Any]], columns: Mapping[str, type]) -> "DataFrame":
-    """Records as a DataFrame with the given columns and nullable types, so that absent stays absent."""
+# Columns that are not floating-point numbers.
+_TEXT = (
+    "area | implementation | phase | parameters | status | part | dtype | mask | best peer | peer"
+    " | peer status | reason | check | notes | run | case | change | commit | finding | suite | machine"
+)
+_WHOLE = (
+    "samples | heads | width | length | ranks | bytes | sent bytes | formula bytes | commits | without result"
+)
+
+
+def frame(records: Sequence[Mapping[str, Any]], columns: str) -> "DataFrame":
+    """Records as a DataFrame with the columns "one | two", of nullable types, so that absent stays absent."""
     import pandas
 
-    names = {str: "string", float: "Float64", int: "Int64", object: "object"}
+    def kind(name: str) -> str:
+        text, whole = _TEXT.split(" | "), _WHOLE.split(" | ")
+        return "string" if name in text else "Int64" if name in whole else "Float64"
+
+    names = columns.split(" | ")
     return pandas.DataFrame(
-        {
-            name: pandas.Series([record.get(name) for record in records], dtype=names[kind])
-            for name, kind in columns.items()
-        }
+        {name: pandas.Series([one.get(name) for one in records], dtype=kind(name)) for name in names}
     )
 
 
@@ -88,9 +100,11 @@ def peers_of(facts: Iterable[Facts], is_peer: IsPeer) -> list[tuple[Facts, list[
 
 
 def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case beside the fastest peer of its run; a ratio above 1 says that ours is faster."""
+    """Every own case that ran beside the fastest peer of its run; a ratio above 1: ours is faster."""
     records = []
     for fact, peers in peers_of(facts, is_peer):
+        if fact.row.status == "skipped":
+            continue
         best = peers[0] if peers and peers[0].seconds is not None else None
         records.append(_identity(fact) | _timing(fact) | {
             "best peer": best.target if best else None,
@@ -99,8 +113,11 @@ def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
             "check": check_text(fact),
             "notes": flags(fact),
         })  # fmt: skip
-    return frame(records, _IDENTITY | {"peer/ours": float, "median ms": float, "best peer": str, "peer ms": float,
-                  "status": str, "samples": int, "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "area | implementation | phase | parameters | peer/ours | median ms | best peer | peer ms"
+        " | status | samples | spread % | check | notes",
+    )
 
 
 def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
@@ -114,11 +131,11 @@ def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
                 "peer ms": _ms(peer.seconds),
                 "peer/ours": _ratio(peer.seconds, fact.seconds),
             })  # fmt: skip
-    return frame(records, _IDENTITY | {"peer/ours": float, "median ms": float, "peer": str, "peer ms": float,
-                 "status": str, "peer status": str, "samples": int, "spread %": float})  # fmt: skip
-
-
-_IDENTITY: dict[str, type] = {"area": str, "implementation": str, "phase": str, "parameters": str}
+    return frame(
+        records,
+        "area | implementation | phase | parameters | peer/ours | median ms | peer | peer ms"
+        " | status | peer status | samples | spread %",
+    )
 
 
 def _identity(fact: Facts) -> dict[str, Any]:
@@ -141,10 +158,10 @@ def _timing(fact: Facts) -> dict[str, Any]:
 
 
 def steps(facts: Iterable[Facts]) -> "DataFrame":
-    """End-to-end steps: each phase and the total with mean, deviation, median and minimum; tokens/s, MFU, memory.
+    """End-to-end steps: mean, deviation, median, minimum of each phase and the total; tokens/s, MFU, memory.
 
-    Phases are timed with a synchronisation between them, the total in a pass of its own without, so that phases need
-    not add up to it.
+    Phases are timed with a synchronisation between them, the total in a pass of its own without, so that
+    phases need not add up to it.
     """
     records = []
     for fact in facts:
@@ -160,9 +177,11 @@ def steps(facts: Iterable[Facts]) -> "DataFrame":
             "peak MiB": peak / MIB if peak is not None else None,
             "first call ms": _ms(fact.row.first_seconds),
         })  # fmt: skip
-    return frame(records, {"implementation": str, "phase": str, "parameters": str, "part": str, "status": str,
-                  "mean ms": float, "std ms": float, "median ms": float, "min ms": float, "samples": int,
-                  "tokens/s": float, "MFU %": float, "peak MiB": float, "first call ms": float, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | parameters | part | status | mean ms | std ms | median ms"
+        " | min ms | samples | tokens/s | MFU % | peak MiB | first call ms | notes",
+    )
 
 
 def _statistics(summary: Summary | None) -> dict[str, Any]:
@@ -177,35 +196,48 @@ def _statistics(summary: Summary | None) -> dict[str, Any]:
     }
 
 
+def rate_unit(facts: Iterable[Facts]) -> tuple[float, str]:
+    """The unit in which these rates read best: TFLOP/s, or GFLOP/s where none reaches one TFLOP/s."""
+    rates = [rate for fact in facts if (rate := fact.per_second("flops")) is not None]
+    return (1e9, "GFLOP/s") if rates and max(rates) < 1e12 else (1e12, "TFLOP/s")
+
+
 def attention(facts: Iterable[Facts]) -> "DataFrame":
-    """Attention rate against length, one row a case: time, TFLOP/s, share of the roofline where the peak is known."""
+    """Attention rate against length, one row a case: time, rate, share of the roofline where it is known."""
+    chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
+    unit, name = rate_unit(chosen)
     records = []
-    for fact in facts:
-        if fact.area in ATTENTION_AREAS:
-            rate = fact.per_second("flops")
-            records.append(_identity(fact) | _timing(fact) | {
-                "dtype": fact.dtype, "heads": fact.shape.get("N"), "width": fact.shape.get("H"),
-                "length": fact.shape.get("S"), "mask": fact.shape.get("mask"),
-                "TFLOP/s": rate / 1e12 if rate is not None else None,
-                "of roofline %": _percent(fact.roofline_share),
-                "notes": flags(fact),
-            })  # fmt: skip
+    for fact in chosen:
+        rate = fact.per_second("flops")
+        records.append(_identity(fact) | _timing(fact) | {
+            "dtype": fact.dtype,
+            "heads": fact.shape.get("N"),
+            "width": fact.shape.get("H"),
+            "length": fact.shape.get("S"),
+            "mask": fact.shape.get("mask"),
+            name: rate / unit if rate is not None else None,
+            "of roofline %": _percent(fact.roofline_share),
+            "notes": flags(fact),
+        })  # fmt: skip
     records.sort(key=lambda r: (r["phase"], r["dtype"], r["width"] or 0, r["length"] or 0))
-    return frame(records, {"implementation": str, "phase": str, "dtype": str, "heads": int, "width": int,
-                  "mask": str, "length": int, "status": str, "median ms": float, "TFLOP/s": float,
-                  "of roofline %": float, "samples": int, "spread %": float, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | dtype | heads | width | mask | length | status | median ms"
+        f" | {name} | of roofline % | samples | spread % | notes",
+    )
 
 
 def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
-    """Attention rates side by side: a line for each configuration, a column of TFLOP/s for each implementation.
+    """Attention rates side by side: a line for each configuration, a column for each implementation.
 
-    A cell without a rate says why ("oom", "skipped", ...); a cell that was never measured is absent.
+    The unit is `rate_unit`'s. A cell without a rate says why ("oom", "skipped", ...); a cell that was never
+    measured is absent, and a configuration without any rate is left out.
     """
+    chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
+    unit, _ = rate_unit(chosen)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     names: dict[str, None] = {}
-    for fact in facts:
-        if fact.area not in ATTENTION_AREAS:
-            continue
+    for fact in chosen:
         shape = fact.shape
         key = (
             fact.phase,
@@ -217,18 +249,20 @@ def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
         )
         line = lines.setdefault(key, {"phase": fact.phase, "parameters": fact.parameters})
         rate = fact.per_second("flops")
-        line[fact.target] = (
-            rate / 1e12 if rate is not None else (None if fact.row.status == "ok" else fact.row.status)
-        )
+        line[fact.target] = rate / unit if rate is not None else None
+        if fact.row.status != "ok":
+            line[fact.target] = fact.row.status
         names[fact.target] = None
-    return frame(
-        [lines[key] for key in sorted(lines)],
-        {"phase": str, "parameters": str} | dict.fromkeys(names, object),
-    )
+    kept = [
+        lines[key] for key in sorted(lines) if any(isinstance(value, float) for value in lines[key].values())
+    ]
+    import pandas
+
+    return pandas.DataFrame(kept, columns=["phase", "parameters", *names], dtype=object)
 
 
 def collectives(facts: Iterable[Facts]) -> "DataFrame":
-    """Collectives: slowest rank's time, algorithm and bus bandwidth, bytes sent a rank beside the ring's formula.
+    """Collectives: slowest rank's time, algorithm and bus bandwidth, bytes a rank sent beside the formula.
 
     Bus bandwidth as nccl-tests defines it; with two ranks an all-reduce's equals the algorithm bandwidth.
     """
@@ -249,9 +283,11 @@ def collectives(facts: Iterable[Facts]) -> "DataFrame":
             "notes": flags(fact),
         })  # fmt: skip
     records.sort(key=lambda r: (r["phase"], r["implementation"], r["ranks"], r["bytes"] or 0))
-    return frame(records, {"phase": str, "implementation": str, "ranks": int, "bytes": int, "status": str,
-                  "median ms": float, "min ms": float, "algbw GB/s": float, "busbw GB/s": float, "sent bytes": int,
-                  "formula bytes": int, "samples": int, "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "phase | implementation | ranks | bytes | status | median ms | min ms | algbw GB/s"
+        " | busbw GB/s | sent bytes | formula bytes | samples | spread % | check | notes",
+    )
 
 
 def _gigabytes(rate: float | None) -> float | None:
@@ -268,37 +304,27 @@ def algorithm_bandwidth(fact: Facts) -> float | None:
     return size / fact.seconds if size is not None and fact.seconds else None
 
 
-# Bytes a link must carry over the payload, for n ranks (nccl-tests' definition).
-_BUS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-}
-
-
 def bus_bandwidth(fact: Facts) -> float | None:
-    """Algorithm bandwidth times the collective's factor in bytes/s; None for a collective without one."""
-    rate, factor = algorithm_bandwidth(fact), _BUS.get(fact.phase)
-    return rate * factor(fact.world_size) if rate is not None and factor else None
+    """Bytes/s over each link as `accounting.collectives` defines it; None for others."""
+    from trainstep.accounting.collectives import OPS, bus_bandwidth
+
+    size = fact.shape.get("bytes")
+    if size is None or not fact.seconds or fact.phase not in OPS:
+        return None
+    return bus_bandwidth(fact.phase, size, fact.seconds, fact.world_size)
 
 
 def formula_bytes(fact: Facts) -> float | None:
-    """Bytes one rank sends by the formula of the row's algorithm; None where the algorithm is the library's own."""
-    size, n = fact.shape.get("bytes"), fact.world_size
-    if size is None:
-        return None
-    if "whole" in fact.target:  # passes whole tensors round
-        return float((n - 1) * size)
-    factor = _BUS.get(fact.phase)
-    if factor is None:
-        return None
-    return (n - 1) / n * size if fact.phase == "broadcast" else factor(n) * size
+    """Bytes one rank sends by the ring's formula, or by that of passing whole tensors round."""
+    from trainstep.accounting.collectives import OPS, bytes_sent
+
+    size = fact.shape.get("bytes")
+    op = f"whole_tensor_{fact.phase}" if fact.target == "whole-tensor" else fact.phase
+    return bytes_sent(op, size, fact.world_size) if size is not None and op in OPS else None
 
 
 def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Data-parallel variants: step, communication and its share, hidden and exposed parts, ratio to the best peer."""
+    """Data-parallel variants: step, communication, its hidden and exposed parts, ratio to the best peer."""
     chosen = [fact for fact in facts if fact.area in PARALLEL_AREAS]
     best: dict[str, Facts | None] = {}
     for fact, peers in peers_of(chosen, is_peer):
@@ -321,10 +347,12 @@ def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
             "check": check_text(fact),
             "notes": flags(fact),
         })  # fmt: skip
-    return frame(records, {"implementation": str, "phase": str, "parameters": str, "ranks": int, "status": str,
-                  "step ms": float, "communication ms": float, "of step %": float, "hidden %": float,
-                  "hidden ms": float, "exposed ms": float, "best peer": str, "peer/ours": float, "samples": int,
-                  "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | parameters | ranks | status | step ms | communication ms"
+        " | of step % | hidden % | hidden ms | exposed ms | best peer | peer/ours | samples"
+        " | spread % | check | notes",
+    )
 
 
 def hidden_exposed(fact: Facts) -> tuple[float | None, float | None]:
@@ -345,7 +373,7 @@ def statuses(facts: Iterable[Facts]) -> "DataFrame":
     records.sort(
         key=lambda r: ("red", "error", "oom", "skipped").index(r["status"]) if r["status"] != "ok" else 9
     )
-    return frame(records, {"status": str} | _IDENTITY | {"reason": str, "check": str, "run": str})
+    return frame(records, "status | area | implementation | phase | parameters | reason | check | run")
 
 
 def every_row(facts: Iterable[Facts]) -> "DataFrame":
@@ -358,5 +386,8 @@ def every_row(facts: Iterable[Facts]) -> "DataFrame":
             "check": check_text(fact),
             "notes": flags(fact),
         })  # fmt: skip
-    return frame(records, _IDENTITY | {"status": str, "median ms": float, "GFLOP/s": float, "samples": int,
-                 "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "area | implementation | phase | parameters | status | median ms | GFLOP/s | samples"
+        " | spread % | check | notes",
+    )

@@ -1,6 +1,5 @@
 """The eager tables of `execution` counted again: every operation of a real step passes a dispatch mode."""
 
-import shutil
 from collections import Counter
 
 import pytest
@@ -18,7 +17,6 @@ from trainstep.accounting.execution import (
     optimizer_work,
     tensors,
 )
-from trainstep.accounting.memory import block_activation_bytes
 from trainstep.model.transformer import TransformerLM
 from trainstep.specs.model import MODELS, get_model
 
@@ -124,26 +122,3 @@ def test_optimizer_bytes():
 def test_unknown_execution():
     with pytest.raises(ValueError, match=r"unknown execution 'fast'.*plain-compiled"):
         get_execution("fast")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling on a CPU needs g++")
-def test_a_compiled_block_saves_what_is_predicted(textbook):
-    config = get_model("toy", batch_size=2, context_length=64, d_model=64, d_ff=192, n_heads=4, n_layers=1)
-    model = TransformerLM(config)
-    block = model.blocks[0]
-    resident = {t.untyped_storage().data_ptr() for t in [*block.parameters(), *block.buffers()]}
-    saved, alive = {}, []
-
-    def note(tensor):
-        alive.append(tensor)
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in resident:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    x = torch.randn(2, 64, 64, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        torch.compile(block, dynamic=False, fullgraph=True)(x)
-    predicted = block_activation_bytes(config, attention="materialised", element_bytes=4)
-    assert sum(saved.values()) == sum(predicted.values())

@@ -1,6 +1,7 @@
 import pytest
 
 from trainstep.accounting.pipeline_bubble import bubble_fraction
+from trainstep.accounting.planner import sharded_seconds
 from trainstep.accounting.simulation import (
     Task,
     makespan,
@@ -54,12 +55,14 @@ def test_the_bubble_is_the_formula(stages, microbatches):
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 12])
 @pytest.mark.parametrize(
-    ("compute", "gather", "scatter"), [(3.0, 1.0, 0.0), (1.0, 3.0, 0.0), (5.0, 1.0, 2.0)]
+    ("compute", "gather", "scatter"),
+    [(3.0, 1.0, 0.0), (1.0, 3.0, 0.0), (5.0, 1.0, 2.0), (1.0, 2.0, 4.0), (3.0, 4.0, 1.0)],
 )
 def test_a_sharded_pass_hides_what_it_can(layers, compute, gather, scatter):
     span = makespan(sharded_pass(layers, compute, gather, scatter))
-    pace = max(compute, gather + scatter)
-    assert span == pytest.approx(gather + compute + (layers - 1) * pace + scatter)
+    assert span == pytest.approx(sharded_seconds(layers, compute, gather, scatter))
+    assert span >= max(gather + layers * compute + scatter, layers * (gather + scatter))
+    assert span <= layers * (compute + gather + scatter)
 
 
 def test_never_more_than_the_prefetched_layers_are_whole():

@@ -8,8 +8,8 @@ from typing import Any
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Rows that cover every pair of values; the same rows every time.
 
-    Greedy: each row starts from the first pair still missing, and every other factor takes the (earliest) value that
-    covers most missing pairs with what the row already holds.
+    Greedy: each row starts from the first pair still missing; every other factor takes the (earliest) value
+    that covers most missing pairs with what the row already holds.
     """
     names = list(factors)
     missing = {

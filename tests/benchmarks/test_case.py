@@ -34,7 +34,11 @@ def test_tiers_grow():
 
 
 def test_selection_refuses_what_it_does_not_know():
-    for arguments, value in (({"tier": "huge"}, "huge"), ({"area": "nothing"}, "nothing"), ({"only": "("}, r"\(")):
+    for arguments, value in (
+        ({"tier": "huge"}, "huge"),
+        ({"area": "nothing"}, "nothing"),
+        ({"only": "("}, r"\("),
+    ):
         with pytest.raises(ValueError, match=value):
             select(**arguments)
 

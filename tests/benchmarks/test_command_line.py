@@ -1,11 +1,17 @@
 """Bad input: one clear line that names the value, exit status 2, nothing written."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+
+from benchmarks.__main__ import COMMANDS, main
+from benchmarks.measure.record import load
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "results" / "local"
@@ -23,7 +29,7 @@ def command(*arguments, **environment):
 
 
 def files():
-    return {path for path in LOCAL.rglob("*")} if LOCAL.exists() else set()
+    return set(LOCAL.rglob("*")) if LOCAL.exists() else set()
 
 
 @pytest.mark.parametrize(
@@ -57,21 +63,22 @@ def files():
         (["run", "--tiers", "smoke"], "--tiers"),
     ],
 )
-def test_bad_input(arguments, named):
+def test_bad_input(arguments, named, capsys):
     before = files()
-    done = command(*arguments)
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and named in lines[0], done.stderr
-    assert done.stdout == ""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    lines = err.strip().splitlines()
+    assert len(lines) == 1 and named in lines[0], err
+    assert out == ""
     assert files() == before
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["step", "toy"], ["attention"], ["collective"], ["parallel"]])
-def test_cuda_where_there_is_none(arguments):
-    done = command(*arguments, "--device", "cuda", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip().count("\n") == 0 and "cuda" in done.stderr
+def test_cuda_where_there_is_none(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*arguments, "--device", "cuda"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.strip().count("\n") == 0 and "cuda" in err
 
 
 def test_a_damaged_out_file_is_left_alone(tmp_path):
@@ -82,9 +89,47 @@ def test_a_damaged_out_file_is_left_alone(tmp_path):
     assert damaged.read_text() == '{"schema": 1, "case"'
 
 
-def test_help_lists_every_command():
-    from benchmarks.__main__ import COMMANDS
+def test_the_process_answers_with_the_same_status():
+    done = command("step", "huge")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
+
+def test_help_lists_every_command():
     done = command("--help")
     assert done.returncode == 0
     assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path):
+    """SIGINT in the middle: status 130, the rows so far on the disk, and the same command measures only the rest."""
+    out = tmp_path / "rows.jsonl"
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "run",
+        "--only",
+        "attention/(tiled|reference|sdpa-math)/.*S256",
+        "--samples",
+        "5",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # A group of its own, so that the signal reaches the run alone, as a terminal's Ctrl-C would.
+    started = subprocess.Popen(
+        [*words, "--out", str(out)], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not out.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    first = load([out])[0]
+    assert started.returncode == 130 and "interrupted" in err
+    assert 1 <= len(first) < 9
+    again = subprocess.run(
+        [*words, "--out", str(out)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    rows = load([out])[0]
+    assert len(rows) == 9 and rows[: len(first)] == first

@@ -42,6 +42,11 @@ def boosted_side(rng, true=1.0):
     return cpu_side(rng, true, [1 / 1.12 if rng.random() < 0.15 else 1.0 for _ in range(5)])
 
 
+def crowded_side(rng, true=1.0):
+    """A machine with more work than cores: every process is slowed, by anything up to a few times."""
+    return cpu_side(rng, true, 1 + rng.exponential(1.0, 5))
+
+
 def gpu_side(rng, true=1.0, spread=0.003):
     return [row(seconds=true * (1 + spread * rng.standard_normal(15)), env=GPU)]
 
@@ -79,7 +84,8 @@ def test_the_noise_is_hard_enough_for_a_naive_rule():
 
 
 @pytest.mark.parametrize(
-    "side, rarely", [(cpu_side, 0.01), (boosted_side, 0.1), (gpu_side, 0), (two_modes, 0.02)]
+    "side, rarely",
+    [(cpu_side, 0.01), (boosted_side, 0.1), (crowded_side, 0.06), (gpu_side, 0), (two_modes, 0.02)],
 )
 def test_the_same_code_raises_no_alarm(side, rarely):
     assert rate(side, 1.0, seed=3) <= rarely, "a first sight may err"
@@ -89,6 +95,16 @@ def test_the_same_code_raises_no_alarm(side, rarely):
 def test_planted_slowdowns_are_found():
     assert rate(cpu_side, 1.15, seed=5) >= 0.97
     assert rate(gpu_side, 1.05, seed=6) == 1
+
+
+def test_where_no_two_processes_agree_only_full_separation_counts():
+    old, new, far = (
+        [row(seconds=(s,) * 5) for s in side]
+        for side in ((1, 2, 3, 4, 5), (2, 4, 6, 8, 9), (6, 8, 9, 10, 11))
+    )
+    assert not seconds(old).steady and seconds([row(seconds=(1.0, 9.0))] * 5).steady
+    assert not worse(seconds(old), seconds(new)) and worse(seconds(old), seconds(far))
+    assert seconds(old[:1]).steady
 
 
 def test_planted_speedups_are_found():
@@ -141,6 +157,11 @@ def metrics(value, unit="bytes", better="lower", **more):
         (5, 0, "tokens/s", "higher", "worse"),
         (1000, 1010, "bytes", "lower", "same"),
         (1000, 1030, "bytes", "lower", "worse"),
+        (0.9, 0.5, "1", "higher", "worse"),
+        (0.5, 0.9, "1", "higher", "better"),
+        (0.04, 0.02, "1", "higher", "same"),
+        (0.0, 0.02, "1", "lower", "same"),
+        (0.0, 0.5, "1", "lower", "worse"),
     ],
 )
 def test_direction_and_zero(old, new, unit, direction, verdict):

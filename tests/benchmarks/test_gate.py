@@ -124,6 +124,12 @@ def test_other_series_are_not_comparable(fields):
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, **fields)) == ({ONE: "not_comparable"}, 14)
 
 
+def test_another_way_of_sampling_is_not_comparable():
+    """H5: without warm-up the first call, 50 ms, is a sample; with it none is."""
+    cold, warm = ({**CPU, "warmup": warmup} for warmup in (0, 2))
+    assert answer(side({ONE: 0.05}, env=cold), side({ONE: 1e-6}, env=warm)) == ({ONE: "not_comparable"}, 14)
+
+
 def test_a_cpu_case_depends_on_the_processor_a_gpu_case_does_not():
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "cpu": "faster"}))[1] == 14
     assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={**GPU, "cpu": "faster"}))[1] == 0
@@ -235,6 +241,43 @@ def test_an_alarm_that_does_not_show_again_is_none():
     assert "not confirmed" in findings[0].detail
 
 
+def test_a_busy_machine_is_asked_three_times_and_then_believed_nothing():
+    again = Remeasure({ONE: 1.0}, {ONE: 2.0})
+    spread = iter(range(100))
+
+    def busy(cases, commits):
+        again(cases, commits)
+        return [[row(ONE, (level * 1.3 ** next(spread),)) for _ in range(5)] for level in (1.0, 1.01)]
+
+    (finding,) = compare(side({ONE: 1.0}), side({ONE: 1.2}, commit=B), remeasure=busy)
+    assert len(again.asked) == 3 and finding.kind == "unchanged" and "too busy to tell" in finding.detail
+
+
+def test_a_busy_machine_says_so_in_the_first_place():
+    crowded = [row(ONE, (1.3**i,), process=i) for i in range(5)]
+    (finding,) = compare(crowded, crowded)
+    assert finding.kind == "unchanged" and "too busy to tell: processes gave 1 to 2.86 s" in finding.detail
+
+
+def shaky(level, commit=A):
+    """Five processes of which no two agree, the best of them at `level`."""
+    return [row(ONE, (level * 1.2**i,), process=i, commit=commit) for i in range(5)]
+
+
+@pytest.mark.parametrize("slower, kind, status", [(1.15, "regressed", 13), (1.0, "unchanged", 0)])
+def test_a_busy_machine_is_a_reason_to_measure_again(slower, kind, status):
+    again = Remeasure({ONE: 1.0}, {ONE: slower})
+    (alone,) = compare(shaky(1.0), shaky(1.2, B))
+    assert alone.kind == "unchanged" and alone.doubtful and alone.suspects == ()
+    findings = compare(shaky(1.0), shaky(1.2, B), remeasure=again)
+    assert again.asked == [([ONE], [A, B])]
+    assert [f.kind for f in findings] == [kind] and exit_status(findings) == status
+    assert f"x{slower:.3g} measured again" in findings[0].detail
+    quiet = Remeasure({}, {})
+    compare(shaky(1.0), shaky(1.0, B), remeasure=quiet)
+    assert quiet.asked == [], "the best process is as good as before: noise only adds"
+
+
 def test_only_alarms_are_measured_again_and_a_dirty_tree_as_it_is():
     again = Remeasure({TWO: 1.0}, {TWO: 2.0})
     current = side({ONE: 1.0, TWO: 2.0}, commit=B, dirty=True)
@@ -295,6 +338,24 @@ def test_r3_a_regression_from_before_the_window_starts_at_index_0():
     (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past)
     assert finding.kind == "regressed" and finding.good is None and finding.suspects == (COMMITS[0],)
     assert finding.against == A
+
+
+def test_an_unsteady_commit_that_looks_slow_is_as_good_as_not_measured():
+    past = history([10, 10, 20, 20])
+    past[1] = (COMMITS[1], shaky(15, COMMITS[1]))
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1], COMMITS[2])
+    past[1] = (COMMITS[1], shaky(10, COMMITS[1]))  # its best process is proof enough that it was fast
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_a_busy_current_commit_gets_its_blame_once_it_is_confirmed():
+    past = history([10, 10, 20])
+    past.append((COMMITS[3], shaky(20, COMMITS[3])))
+    again = Remeasure({ONE: 10}, {ONE: 20})
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.kind == "regressed" and finding.suspects == (COMMITS[2],)
 
 
 def test_a_dirty_tree_is_blamed_after_its_commit():

@@ -101,6 +101,22 @@ def test_bad_input_is_one_line(repository, options):
     assert "\n" not in str(caught.value)
 
 
+def test_the_command_line_answers_with_the_status(repository, capsys):
+    from benchmarks.__main__ import main
+
+    scratch, commits = repository
+    old, new = (
+        file_rows(scratch, commit, {ONE: value}) for commit, value in zip(commits, (1.0, 2.0), strict=False)
+    )
+    assert main(["gate", "--baseline", str(old), "--current", str(new)]) == 13
+    assert main(["gate", "--baseline", str(new), "--current", str(old)]) == 0
+    capsys.readouterr()
+    for arguments in (["gate", "--baseline", "no-such"], ["gate"], ["adopt", "no-file"], ["adopt"]):
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and len(err.splitlines()) == 1, err
+
+
 def test_text_from_outside_is_shown_literally(repository, capsys):
     scratch, commits = repository
     bad = {ONE: "error"}

@@ -15,8 +15,8 @@ from benchmarks.measure.memory import (
 )
 
 MESSAGE = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 512.00 MiB is "
-    "free. Including non-PyTorch memory, this process has 139.30 GiB memory in use.\nSee documentation"
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which "
+    "512.00 MiB is free. Including non-PyTorch memory, this process has 139.30 GiB in use.\nSee documentation"
 )
 
 

@@ -17,12 +17,15 @@ POLICY = Policy(warmup=1, min_samples=5, max_samples=5)
 
 
 def cells(count=4):
-    return [Case(area="attention", target=f"cell{i}", phase="forward", shape={"S": 8}, dtype="fp32") for i in range(1, count + 1)]
+    return [
+        Case(area="attention", target=f"cell{i}", phase="forward", shape={"S": 8}, dtype="fp32")
+        for i in range(1, count + 1)
+    ]
 
 
 def template(**fields):
-    base = dict(case="", version=1, suite="run", run="r", machine="local", commit=None, dirty=False,
-                source_sha256="a", ruler_sha256="b", started_at="", status="ok")  # fmt: skip
+    base = {"case": "", "version": 1, "suite": "run", "run": "r", "machine": "local", "commit": None, "dirty": False,
+                "source_sha256": "a", "ruler_sha256": "b", "started_at": "", "status": "ok"}  # fmt: skip
     return Row(**(base | fields))
 
 
@@ -40,7 +43,9 @@ def test_out_of_memory_and_errors_leave_the_other_rows(tmp_path):
             def run():
                 tensor = torch.ones(1000)
                 held.append(weakref.ref(tensor))
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.00 GiB free")
+                raise torch.cuda.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.00 GiB free"
+                )
 
             return simple(run)
         if case.target == "cell3":
@@ -55,7 +60,9 @@ def test_out_of_memory_and_errors_leave_the_other_rows(tmp_path):
 
     writer = RunWriter(tmp_path, "run")
     seen_on_disk = []
-    for row in run_cases(cells(), device="cpu", policy=POLICY, template=template(), writer=writer, prepare=prepare):
+    for row in run_cases(
+        cells(), device="cpu", policy=POLICY, template=template(), writer=writer, prepare=prepare
+    ):
         seen_on_disk.append(len(load([writer.path])[0]))
         assert row.case
     rows, problems = load([writer.path])
@@ -105,7 +112,11 @@ def test_an_interruption_keeps_the_rows_and_the_next_run_resumes(tmp_path):
 
     def again():
         writer = RunWriter(tmp_path, "run")
-        return list(run_cases(cells(), device="cpu", policy=POLICY, template=template(), writer=writer, prepare=prepare))
+        return list(
+            run_cases(
+                cells(), device="cpu", policy=POLICY, template=template(), writer=writer, prepare=prepare
+            )
+        )
 
     with pytest.raises(KeyboardInterrupt):
         again()

@@ -77,7 +77,9 @@ def test_a_device_clock_that_only_synchronisation_advances():
             time.spend(queue.pop())
 
     clock = HostClock(synchronize=synchronize, now=time.now)
-    phases = [(name, lambda s=s: queue.append(s)) for name, s in (("forward", 3), ("backward", 6), ("optimizer", 1))]
+    phases = [
+        (name, lambda s=s: queue.append(s)) for name, s in (("forward", 3), ("backward", 6), ("optimizer", 1))
+    ]
     assert clock.phases(phases) == {"forward": 3, "backward": 6, "optimizer": 1}
     assert clock(lambda: [step() for _, step in phases]) == 10
 

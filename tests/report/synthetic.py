@@ -14,8 +14,8 @@ CPU_ENV = {
     "triton": "3.6.0",
     "python": "3.11.2",
 }
-GPU_ENV = {"device": "cuda", "gpu": "NVIDIA H200", "driver": "570.124", "cuda": "12.9", "torch": "2.11.0", "triton": "3.6.0",
-           "python": "3.12.3"}  # fmt: skip
+GPU_ENV = {"device": "cuda", "gpu": "NVIDIA H200", "driver": "570.124", "cuda": "12.9", "torch": "2.11.0",
+           "triton": "3.6.0", "python": "3.12.3"}  # fmt: skip
 EVIL_GPU = "<script>alert('gpu')</script>\"&"
 EVIL_SUBJECT = "</script><script>document.title='owned'</script> & $x$ | `y` #z"
 COMMITS = [
@@ -94,8 +94,9 @@ def attention_rows() -> list[Row]:
                     rows.append(row(case, status="skipped", reason="no kernel below 1024", **common))
                     continue
                 if target == "tiled" and length == 4096:
-                    rows.append(row(case, status="red", reason="differs from the reference", metrics=work(flops=flops),
-                                    check={"error": 3.0, "budget": 1.0}, **common))  # fmt: skip
+                    rows.append(row(case, status="red", reason="differs from the reference",
+                                    metrics=work(flops=flops), check={"error": 3.0, "budget": 1.0},
+                                    **common))  # fmt: skip
                     continue
                 seconds = flops / rate * (1 + 2000 / length)
                 samples = 1 if (target, length) == ("triton", 512) else 20
@@ -147,8 +148,11 @@ STEADY = "attention/tiled/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 
 
 def history_rows(slow: float = 1.15) -> list[Row]:
-    """Two cases over eight commits in five processes each: one slows down at the fifth; the third commit has no
-    result, the sixth fails; the other case's torch changes at the seventh."""
+    """Two cases over eight commits in five processes each.
+
+    One slows down at the fifth; the third commit has no result, the sixth fails; for the other case torch
+    changes at the seventh.
+    """
     rows = []
     for index, commit in enumerate(COMMITS):
         if index == 2:

@@ -52,8 +52,8 @@ def test_a_time_of_zero_is_a_gap_and_not_a_rate():
 
 
 def test_no_bound_without_a_known_device():
-    rows = [row(f"attention/triton/forward/B1,N1,K1,S{n},T{n},H8,causal,fp32,w1", 1.0, metrics=work(flops=1e9),
-                env=CPU_ENV) for n in (64, 128)]  # fmt: skip
+    rows = [row(f"attention/triton/forward/B1,N1,K1,S{n},T{n},H8,causal,fp32,w1", 1.0, env=CPU_ENV,
+                metrics=work(flops=1e9)) for n in (64, 128)]  # fmt: skip
     (chart,) = charts.attention_charts([facts_of(r) for r in rows], is_peer)
     assert [one.name for one in chart.series] == ["triton"] and "not known" in chart.caption
 

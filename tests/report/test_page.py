@@ -1,4 +1,4 @@
-"""The page: self-contained, strict JSON inside, everything from outside literal, every status and gap visible."""
+"""The page: self-contained, strict JSON inside, text from outside literal, every status and gap visible."""
 
 import json
 import re
@@ -122,6 +122,12 @@ def test_the_regression_is_announced_with_its_commit(elements):
     assert "1 regression" in shown and "15% slower" in shown and "44444444 Mask keys in a loop" in shown
 
 
+def test_a_possible_regression_is_no_alarm():
+    finding = FINDINGS[0] | {"sure": False}
+    page = build_page(all_rows(), is_peer=is_peer, commits=COMMITS, findings=[finding]).html
+    assert "1 possible regression" in page and "possibly 15% slower" in page and "1 regression<" not in page
+
+
 def test_every_figure_and_every_table_can_be_taken_away(made, elements):
     named = {a["data-chart"] for name, a in elements.found if name == "figure"}
     assert named == {chart.id for chart in made.figures} and len(named) >= 8
@@ -162,7 +168,7 @@ def test_machines_with_alike_names_have_a_part_each():
 
 
 def test_the_page_of_field_case_r1():
-    """One out of memory, one skipped, one single sample, one time of zero: all rows there, strict, told apart."""
+    """One out of memory, one skipped, one single sample, one time of zero: all there, strict, told apart."""
     tail = "B1,N1,K1,S64,T64,H8,causal,fp32,w1"
     rows = [
         row(f"attention/reference/forward/{tail}", status="oom", reason="asked for 1 GiB"),

@@ -1,4 +1,4 @@
-"""Tables: peers of the same run beside ours, steps, rates, collectives, data parallelism and what has no result."""
+"""Tables: peers of the same run beside ours, steps, rates, collectives, data parallelism, failures."""
 
 import pandas
 import pytest
@@ -165,8 +165,9 @@ def test_a_red_check_shows_error_and_budget():
 
 
 def test_tables_of_nothing_have_their_columns():
-    for frame in (tables.headline([], is_peer), tables.steps([]), tables.attention([]), tables.collectives([]),
-                  tables.parallel([], is_peer), tables.statuses([]), tables.attention_rates([])):  # fmt: skip
+    made = [tables.headline([], is_peer), tables.beside_peers([], is_peer), tables.parallel([], is_peer)]
+    makers = (tables.steps, tables.attention, tables.attention_rates, tables.collectives, tables.statuses)
+    for frame in [*made, *(maker([]) for maker in makers)]:
         assert isinstance(frame, pandas.DataFrame) and frame.empty and len(frame.columns)
 
 

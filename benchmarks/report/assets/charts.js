@@ -122,12 +122,15 @@ function drawLines(chart, view) {
 
   const clip = `clip-${chart.id}-${Math.random().toString(36).slice(2)}`;
   make("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 12 }, make("clipPath", { id: clip }, make("defs", {}, svg)));
+  let quiet = 0;  // marks that are no alarm say so inside the plot, one below another where many meet
   for (const mark of chart.marks) {
     if (mark.x < d.left || mark.x > d.right) continue;
-    const color = mark.kind === "regression" ? theme.bad : theme.muted;
+    const color = { regression: theme.bad, possible: theme.warn }[mark.kind] || theme.muted;
+    const sign = { regression: "▲ ", possible: "△ " }[mark.kind] || "";
     make("line", { x1: X(mark.x), x2: X(mark.x), y1: box.top - 6, y2: box.bottom, stroke: color, "stroke-dasharray": "3 3" }, svg);
     const end = X(mark.x) > (box.left + box.right) / 2;
-    make("text", { x: X(mark.x) + (end ? -5 : 5), y: box.top - (mark.kind === "environment" ? -4 : 6), "text-anchor": end ? "end" : "start", fill: color, "font-weight": mark.kind === "regression" ? 600 : 400 }, svg, (mark.kind === "regression" ? "▲ " : "") + mark.label);
+    const y = sign || mark.kind === "phase" ? box.top - 6 : box.top + 5 + 13 * (quiet++ % 4);
+    make("text", { x: X(mark.x) + (end ? -5 : 5), y, "text-anchor": end ? "end" : "start", fill: color, "font-weight": mark.kind === "regression" ? 600 : 400 }, svg, sign + mark.label);
   }
   const plot = make("g", { "clip-path": `url(#${clip})` }, svg);
   const places = new Map();

@@ -9,6 +9,8 @@ from trainstep.specs.device import DeviceSpec
 from trainstep.specs.dtype import get_dtype
 from trainstep.specs.model import ModelConfig
 
+EMPTY_AXIS = "every axis of a layout needs at least one device, and a pass at least one sequence"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -110,7 +112,7 @@ def refuse(question: Question, layout: Layout) -> str | None:
     config, batch = question.config, question.batch
     width = layout.data * layout.microbatch
     if min(layout.tensor, layout.context, layout.data, layout.shard, layout.pipeline, layout.microbatch) < 1:
-        return "every axis of a layout needs at least one device, and a pass at least one sequence"
+        return EMPTY_AXIS
     if batch < layout.data:
         return f"a batch of {batch} sequences is smaller than {layout.data} data-parallel ranks"
     if batch % width:

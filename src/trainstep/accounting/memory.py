@@ -87,7 +87,8 @@ def block_activation_bytes(config: ModelConfig, *, attention: str, element_bytes
         norms        two inputs and two outputs, 4 T D, and a float32 scale for each token and norm
         projections  q, k and v after RoPE, T D + 2 T K H, and attention's output, T D
         attention    materialised: scores and probabilities, 2 B N S^2, and two float32 values a row;
-                     flash: the log-sum-exp, 4 B N S bytes
+                     flash: the log-sum-exp, 4 B N S bytes, and its output, T D, in the layout of q, which
+                     the output projection reads from a copy with the heads side by side
         ffn          gate, up and their product, 3 T F
 
     Args:
@@ -102,11 +103,14 @@ def block_activation_bytes(config: ModelConfig, *, attention: str, element_bytes
     tokens = config.batch_size * config.context_length
     rows = tokens * config.n_heads
     d, kv = config.d_model, config.kv_heads * config.head_dim
-    materialised = 2 * scores_bytes(config, element_bytes) + 2 * 4 * rows
+    if attention == "flash":
+        inside = 4 * rows + tokens * d * element_bytes
+    else:
+        inside = 2 * scores_bytes(config, element_bytes) + 2 * 4 * rows
     return {
         "norms": 4 * tokens * d * element_bytes + 2 * 4 * tokens,
         "projections": (2 * tokens * d + 2 * tokens * kv) * element_bytes,
-        "attention": 4 * rows if attention == "flash" else materialised,
+        "attention": inside,
         "ffn": 3 * tokens * config.d_ff * element_bytes,
     }
 

@@ -136,12 +136,15 @@ def _passes(question: Question, layout: Layout) -> _Passes:
     )
 
 
-def _sharded(layers: int, compute: float, gather: float, scatter: float) -> float:
-    """Seconds of a pass over sharded layers, see `simulation.sharded_pass`: whichever lane is slower paces
-    the layers; the first gather and the last reduce-scatter have nothing to hide behind."""
-    if gather == 0.0 and scatter == 0.0:
-        return layers * compute
-    return gather + compute + (layers - 1) * max(compute, gather + scatter) + scatter
+def sharded_seconds(layers: int, compute: float, gather: float, scatter: float) -> float:
+    """Seconds of a pass over sharded layers, see `simulation.sharded_pass`.
+
+    Either computing is the longer lane, with the first gather before and the last reduce-scatter after it; or
+    communicating is, and then the last layer is computed beside the reduce-scatters of the two before it.
+    """
+    beside = min(layers - 1, 2)
+    communicating = layers * gather + (layers - beside) * scatter + max(compute, beside * scatter)
+    return max(gather + layers * compute + scatter, communicating)
 
 
 def _gradient_sync(question: Question, layout: Layout, count: float) -> float:
@@ -216,6 +219,29 @@ def memory(question: Question, layout: Layout) -> dict[str, float]:
     return {**parts, "gradients": gradients, "activations": full, "head": logits}
 
 
+def _hop(question: Question, layout: Layout) -> float:
+    """Seconds from one stage to the next: each tensor-parallel rank passes its part of the stream."""
+    if layout.pipeline == 1:
+        return 0.0
+    tokens = layout.microbatch * question.config.context_length // layout.context
+    size = tokens * question.config.d_model * question.element_bytes / layout.tensor
+    return question.network.hop(size, layout.tensor * layout.context * layout.data)
+
+
+def _stalls(stages: int, microbatches: int) -> int:
+    """How often a pipeline under 1F1B waits for a hop there and back, after its first pass.
+
+    The stage that is k from the end has k micro-batches under way, then waits while the first of them crosses
+    k - 1 hops twice; the last stage waits for whichever k makes this last longest. What the last stage does
+    more than the others (its head) hides as much of each wait.
+    """
+    later = microbatches - 1
+    if stages == 1 or later == 0:
+        return 0
+    groups = -(-later // stages)
+    return max(groups * (later // groups - 1), later // stages * (stages - 1))
+
+
 def evaluate(question: Question, layout: Layout) -> Plan:
     """What a layout costs.
 
@@ -231,19 +257,15 @@ def evaluate(question: Question, layout: Layout) -> Plan:
     stages, layers = layout.pipeline, passes.layers
 
     plain = layers * (passes.layer_forward + passes.layer_backward)
-    forward = _sharded(layers, passes.layer_forward, passes.gather, 0.0)
-    last_backward = _sharded(layers, passes.layer_backward, passes.gather, passes.scatter)
+    forward = sharded_seconds(layers, passes.layer_forward, passes.gather, 0.0)
+    last_backward = sharded_seconds(layers, passes.layer_backward, passes.gather, passes.scatter)
     pass_seconds = forward + last_backward
-    stage = pass_seconds + passes.head.total  # the last stage, which paces the others
-    # 1F1B: the slowest stage runs its micro-batches one after the other, the others' first and last pass lie
-    # outside; each micro-batch of the steady state waits for a hop there and one back.
+    # 1F1B: the last stage, which also has the head, paces the others; their first and last passes lie
+    # outside.
+    stage = pass_seconds + passes.head.total
     bubble = (stages - 1) * pass_seconds
-    hop = 0.0
-    if stages > 1:
-        size = layout.microbatch * question.config.context_length // layout.context * question.config.d_model
-        stride = layout.tensor * layout.context * layout.data
-        hop = question.network.hop(size * question.element_bytes / layout.tensor, stride)
-    hops = 2 * hop * (stages - 1) * (1 + max(0, microbatches - 1) / stages)
+    hop = _hop(question, layout)
+    hops = 2 * hop * (stages - 1) + _stalls(stages, microbatches) * max(0.0, 2 * hop - passes.head.total)
 
     sync = _gradient_sync(question, layout, layers * params.block(question.config))
     ends_sharding, ends_sync = _ends(question, layout)
@@ -260,7 +282,7 @@ def evaluate(question: Question, layout: Layout) -> Plan:
         "optimizer": optimizer.elementwise,
         "tensor": microbatches * sum(passes.tensor),
         "context": microbatches * sum(passes.context),
-        "sharding": microbatches * (pass_seconds - plain) + ends_sharding,
+        "sharding": microbatches * max(0.0, pass_seconds - plain) + ends_sharding,
         "gradients": exposed,
         "pipeline": bubble + hops,
     }
@@ -296,10 +318,7 @@ def schedule(question: Question, layout: Layout) -> tuple[list[Task], float]:
     forwards, backwards = [forward] * stages, [backward] * stages
     forwards[-1] += passes.head_forward
     backwards[-1] += passes.head.total - passes.head_forward
-    size = layout.microbatch * question.config.context_length // layout.context * question.config.d_model
-    stride = layout.tensor * layout.context * layout.data
-    hop = question.network.hop(size * question.element_bytes / layout.tensor, stride) if stages > 1 else 0.0
-    tasks = pipeline(forwards, backwards, microbatches, hop)
+    tasks = pipeline(forwards, backwards, microbatches, _hop(question, layout))
     bucket = _gradient_sync(question, layout, params.block(question.config))
     if bucket:
         for stage in range(stages):

@@ -57,7 +57,14 @@ class LiveBytes(TorchDispatchMode):
         self._sizes[storage] = size
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._forget, size)
+        weakref.finalize(storage, self._forget, size, self._born(size))
 
-    def _forget(self, size: int) -> None:
+    def _forget(self, size: int, token: Any) -> None:
         self.live_bytes -= size
+        self._died(size, token)
+
+    def _born(self, size: int) -> Any:
+        """For subclasses: a storage of this size appeared. What it returns is given to `_died`."""
+
+    def _died(self, size: int, token: Any) -> None:
+        """For subclasses: the storage that `_born` returned `token` for is gone."""

@@ -222,9 +222,8 @@ class DataParallel(nn.Module):
             flags = [id(parameter) not in absent for parameter in self._trainable]
             present = torch.tensor(flags, dtype=torch.uint8, device=self._device)
         if present.numel():
-            work = self._start(lambda: self._collective(present, dist.ReduceOp.MAX))
             with self._waiting():
-                work.wait()
+                self._start(lambda: self._collective(present, dist.ReduceOp.MAX)).wait()
         if not absent:
             return everything
         return {id(p) for p, flag in zip(self._trainable, present.tolist(), strict=True) if flag}

@@ -1,0 +1,1 @@
+"""FlashAttention for Hopper (compute capability 9.0) in Triton's Gluon dialect."""

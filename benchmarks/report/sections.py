@@ -162,7 +162,7 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
     pairs = page.sheets.sheet(
         _named(identity, "peers"),
         tables.beside_peers(facts, page.is_peer),
-        title="Every case beside every peer",
+        title="Peer over ours, for every peer",
     )
     if sheet is None:
         return None

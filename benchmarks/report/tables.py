@@ -121,21 +121,25 @@ def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
 
 
 def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case beside every peer of its run, one pair a line."""
-    records = []
+    """Every own case that ran, with a column of ratios (peer over ours) for each peer of its run.
+
+    A cell without a ratio says why the peer has no time ("oom", "skipped", ...).
+    """
+    import pandas
+
+    records: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
     for fact, peers in peers_of(facts, is_peer):
+        if not peers or fact.row.status == "skipped":
+            continue
+        record = _identity(fact) | {"median ms": _ms(fact.seconds)}
         for peer in peers:
-            records.append(_identity(fact) | _timing(fact) | {
-                "peer": peer.target,
-                "peer status": peer.row.status,
-                "peer ms": _ms(peer.seconds),
-                "peer/ours": _ratio(peer.seconds, fact.seconds),
-            })  # fmt: skip
-    return frame(
-        records,
-        "area | implementation | phase | parameters | peer/ours | median ms | peer | peer ms"
-        " | status | peer status | samples | spread %",
-    )
+            ratio = _ratio(peer.seconds, fact.seconds)
+            record[peer.target] = ratio if peer.row.status == "ok" else peer.row.status
+            names[peer.target] = None
+        records.append(record)
+    columns = ["area", "implementation", "phase", "parameters", "status", "median ms", *sorted(names)]
+    return pandas.DataFrame(records, columns=columns, dtype=object)
 
 
 def _identity(fact: Facts) -> dict[str, Any]:

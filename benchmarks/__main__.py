@@ -23,6 +23,9 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130
+
+
 def build() -> typer.Typer:
     """The application; each command lives in `benchmarks/commands/<name>.py` as a function of its name."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -40,10 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT / "src"))
     try:
         status = build()(args=arguments, standalone_mode=False, prog_name="python -m benchmarks")
+        if status == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
+            print("interrupted; what was measured is kept", file=sys.stderr)
         return status if isinstance(status, int) else 0
-    except KeyboardInterrupt:
-        print("interrupted; what was measured is kept", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output has gone; flushing at exit must not complain about it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

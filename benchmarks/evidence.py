@@ -23,7 +23,7 @@ catches.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.measure.record import Row
@@ -104,6 +104,12 @@ class Evidence:
             return True
         first, second = sorted(self.rule.cost(value, self.better) for value in self.observations)[:2]
         return not self.rule.exceeds(first, second, self.rule.threshold)
+
+    def settled(self) -> "Evidence":
+        """The same if it is steady; else as if all processes had been as good as the best."""
+        if self.steady:
+            return self
+        return replace(self, observations=(self.value,) * len(self.observations))
 
 
 _EXACT_UNITS = ("byte", "bytes", "B", "KiB", "MiB", "GiB", "FLOP", "token", "step")

@@ -74,7 +74,9 @@ def prepare(one: Case, device: str) -> Prepared:
     config = get_model(one.shape["preset"], batch_size=one.shape["B"], context_length=one.shape["S"])
 
     def ranks(function: Any, *arguments: Any, timeout_seconds: float = 120) -> list[Any]:
-        return on_ranks(one.world_size, device, function, *arguments, timeout_seconds=timeout_seconds)
+        return on_ranks(
+            one.world_size, device, function, *arguments, timeout_seconds=timeout_seconds, name=one.id
+        )
 
     plan = (one.id, one.target, one.shape.get("bucket"), config, one.dtype, device)
     state = {"made": False}

@@ -3,52 +3,29 @@
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
-from trainstep.accounting.calibration import rates
-from trainstep.accounting.execution import get_execution
-from trainstep.accounting.layout import Layout, Question, refuse
-from trainstep.accounting.network import build
+from trainstep.accounting import params, question
+from trainstep.accounting.large_models import LARGE_MODELS, find_model
+from trainstep.accounting.layout import Layout, refuse
 from trainstep.accounting.planner import evaluate, memory, simulated_seconds
 from trainstep.accounting.search import search
-from trainstep.accounting.validation import question
-from trainstep.specs.device import get_device
-from trainstep.specs.model import ModelConfig, get_model
+from trainstep.specs.model import get_model
 
-SEVENTY = ModelConfig(
-    name="70b",
-    d_model=8192,
-    d_ff=28672,
-    n_layers=80,
-    n_heads=64,
-    n_kv_heads=8,
-    vocab_size=128_256,
-    context_length=8192,
-    dtype="bf16",
-)
+SEVENTY = find_model("70b")
 
 
-def ask(
-    config, *, devices, batch, state="mixed", dtype="bf16", execution="fused", between=50e9, device="h200"
-):
-    chosen = get_device(device)
-    given = rates(chosen, dtype)
-    return Question(
-        config=config,
+def ask(config, *, devices, batch, state="mixed", execution="fused", between=50e9):
+    return question.ask(
+        config,
+        devices=devices,
         batch=batch,
-        device=chosen,
-        network=build(
-            chosen,
-            devices,
-            between_bytes_per_second=between,
-            link_share=given.link_share,
-            call_seconds=given.collective_seconds,
-        ),
-        rates=given,
-        execution=get_execution(execution),
-        dtype=dtype,
+        dtype="bf16",
         state=state,
+        execution=execution,
+        between_bytes_per_second=between,
     )
 
 
@@ -116,7 +93,7 @@ def test_what_binds_moves_with_the_question():
     slow = ask(SEVENTY, devices=1024, batch=1024, between=1e8)
     assert search(slow, 1024, fixed={"tensor": 1, "context": 1, "pipeline": 1})[0].bound == "sharding"
     assert search(ask(SEVENTY, devices=1024, batch=1024), 1024)[0].bound == "products"
-    tiny = question("small", "amp-bf16", "plain", devices=1, batch=4)
+    tiny = question.ask(get_model("small"), devices=1, dtype="amp-bf16", execution="plain")
     assert search(tiny, 1)[0].bound == "host"
 
 
@@ -177,5 +154,32 @@ def test_impossible_layouts_get_one_line(change, layout, message):
 )
 def test_impossible_questions_get_one_line(devices, batch, message):
     with pytest.raises(ValueError, match=message) as error:
-        search(ask(SEVENTY, devices=max(devices, 1), batch=batch), devices)
+        search(replace(ask(SEVENTY, devices=max(devices, 1), batch=1), batch=batch), devices)
     assert "\n" not in str(error.value)
+
+
+def test_large_models_have_their_published_size():
+    billions = {name: params.count(model) / 1e9 for name, model in LARGE_MODELS.items()}
+    assert billions == pytest.approx({"70b": 70.55, "405b": 405.85}, rel=1e-3)
+    assert find_model("70b", n_layers=4).n_layers == 4
+    assert find_model("xl") is not find_model("70b")
+    with pytest.raises(ValueError, match=r"unknown model '7b'.*xl.*70b"):
+        find_model("7b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"devices": 0}, "devices must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"per_node": 0}, "devices a node must be at least 1"),
+        ({"state": "int8"}, "unknown state 'int8'"),
+        ({"dtype": "fp7"}, "unknown dtype 'fp7'"),
+        ({"device": "h300"}, "unknown device 'h300'"),
+        ({"execution": "magic"}, "unknown execution 'magic'"),
+        ({"device": "v100"}, "no peak for bf16"),
+    ],
+)
+def test_bad_questions_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        question.ask(SEVENTY, **({"devices": 8} | change))

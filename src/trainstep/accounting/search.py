@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import isqrt, log
+from math import isqrt, log, prod
 
 from trainstep.accounting.layout import EMPTY_AXIS, Layout, Plan, Question, refuse
 from trainstep.accounting.planner import evaluate, memory
@@ -72,11 +72,12 @@ def _shards(question: Question, tensor: int, ranks: int, fixed: dict[str, int]) 
 
 
 def _microbatches(batch: int, data: int, stages: int, fixed: dict[str, int]) -> list[int]:
+    """Sequences a pass, the most first, so that of equally fast plans the one with the fewest passes stays."""
     if "microbatch" in fixed:
         return [fixed["microbatch"]]
-    each = batch // data
-    sizes = [d for d in _divisors(each, each) if d in (1, 2, 4, 8, 16) or d == each]
-    return sizes[:4] if stages > 1 else sizes
+    each = max(1, batch // data)  # a batch smaller than its ranks is refused later, in words
+    small = [d for d in _divisors(each, each) if d in (1, 2, 4, 8)]
+    return small[::-1] if stages > 1 else [*dict.fromkeys([each, *small[::-1]])]
 
 
 def _preference(plan: Plan) -> tuple[float, int, int, float]:
@@ -106,6 +107,9 @@ def search(
         raise ValueError(f"a batch needs at least one sequence, got {question.batch}")
     if any(size < 1 for size in (fixed or {}).values()):
         raise ValueError(EMPTY_AXIS)
+    needed = prod((fixed or {}).get(axis, 1) for axis in ("tensor", "context", "data", "pipeline"))
+    if needed > devices:
+        raise ValueError(f"the axes that were fixed need {needed} devices, more than the {devices} at hand")
     best: dict[str, Plan] = {}
     reason: str | None = None
     smallest, most = None, 0

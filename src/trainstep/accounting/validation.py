@@ -8,10 +8,9 @@ from trainstep.accounting import params
 from trainstep.accounting.calibration import MEASUREMENTS, Measurement, fitted, rates
 from trainstep.accounting.collectives import ring_seconds
 from trainstep.accounting.execution import get_execution, tensors
-from trainstep.accounting.layout import Layout, Plan, Question
-from trainstep.accounting.memory import state_precision
-from trainstep.accounting.network import build
+from trainstep.accounting.layout import Layout, Plan
 from trainstep.accounting.planner import evaluate
+from trainstep.accounting.question import ask
 from trainstep.accounting.step_time import step_seconds
 from trainstep.specs.device import get_device
 from trainstep.specs.model import get_model
@@ -38,22 +37,6 @@ class Comparison:
         return self.predicted / nearest - 1
 
 
-def question(preset: str, dtype: str, execution: str, *, devices: int, batch: int) -> Question:
-    """A question about a preset on H200s in one node."""
-    device = get_device(DEVICE)
-    given = rates(device, dtype)
-    return Question(
-        config=get_model(preset),
-        batch=batch,
-        device=device,
-        network=build(device, devices, link_share=given.link_share, call_seconds=given.collective_seconds),
-        rates=given,
-        execution=get_execution(execution),
-        dtype=dtype,
-        state=state_precision(dtype),
-    )
-
-
 def _single(name: str) -> float:
     preset, dtype, execution, _ = name.split()
     config = get_model(preset)
@@ -70,7 +53,7 @@ def _single(name: str) -> float:
 
 def _data_parallel(synchronise: str) -> float:
     """xl on two devices, one half of the batch each, gradients synchronised in one of three ways."""
-    asked = question("xl", "fp32", "plain", devices=2, batch=4)
+    asked = ask(get_model("xl"), devices=2, batch=4, dtype="fp32", execution="plain")
     plan = evaluate(asked, Layout(data=2, microbatch=2))
     if synchronise == "overlapped":
         return plan.seconds
@@ -94,7 +77,7 @@ def _all_reduce(megabytes: int) -> float:
 
 def _long_context(devices: int) -> Plan:
     """The 8b-32k step with one sequence a device, checkpointed, sharded where there are two."""
-    asked = question("8b-32k", "bf16", "fused", devices=devices, batch=devices)
+    asked = ask(get_model("8b-32k"), devices=devices)
     return evaluate(asked, Layout(data=devices, shard=devices, checkpoint=True))
 
 

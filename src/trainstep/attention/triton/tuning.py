@@ -38,7 +38,7 @@ def _tile(queries: int, keys: int, warps: int, stages: int) -> Tile:
     return Tile(queries=queries, keys=keys, warps=warps, stages=stages)
 
 
-INTERPRETER_TILE = _tile(64, 64, 4, 1)  # an interpreted program costs milliseconds whatever its size
+INTERPRETER_TILE = _tile(128, 64, 4, 1)  # an interpreted program costs milliseconds whatever its size
 DELTA_TILE = _tile(64, 0, 4, 1)  # D = rowsum(O * dO) is limited by memory; its tile hardly matters
 
 # How matrix products are taken: 16-bit tensor cores, TF32 tensor cores, or float32 multiply-adds.

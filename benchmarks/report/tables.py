@@ -22,6 +22,7 @@ ATTENTION_AREAS = ("attention",)
 STEP_AREAS = ("step",)
 COLLECTIVE_AREAS = ("collective", "collectives")
 PARALLEL_AREAS = ("parallel", "data_parallel")
+MEMORY_AREAS = ("memory",)
 
 
 # Columns that are not floating-point numbers.
@@ -178,7 +179,7 @@ def steps(facts: Iterable[Facts]) -> "DataFrame":
         records.append(base | {"part": "total"} | _statistics(fact.time) | {
             "tokens/s": fact.per_second("tokens"),
             "MFU %": _percent(fact.mfu),
-            "peak MiB": peak / MIB if peak is not None else None,
+            "peak MiB": _mebibytes(peak),
             "first call ms": _ms(fact.row.first_seconds),
         })  # fmt: skip
     return frame(
@@ -380,18 +381,56 @@ def statuses(facts: Iterable[Facts]) -> "DataFrame":
     return frame(records, "status | area | implementation | phase | parameters | reason | check | run")
 
 
-def every_row(facts: Iterable[Facts]) -> "DataFrame":
-    """Rows of any area, with time, rate where the work is known, and the check."""
+def memory(facts: Iterable[Facts]) -> "DataFrame":
+    """Peak memory of checkpointing policies and the like beside the planner's prediction, with what they cost in time."""
     records = []
     for fact in facts:
-        rate = fact.per_second("flops")
-        records.append(_identity(fact) | _timing(fact) | {
-            "GFLOP/s": rate / 1e9 if rate is not None else None,
-            "check": check_text(fact),
-            "notes": flags(fact),
-        })  # fmt: skip
+        if fact.area in MEMORY_AREAS:
+            peak, predicted = fact.metric("peak_memory"), fact.metric("predicted_peak")
+            records.append(_identity(fact) | _timing(fact) | {
+                "peak MiB": _mebibytes(peak),
+                "predicted MiB": _mebibytes(predicted),
+                "peak/predicted": _ratio(peak, predicted),
+                "tokens/s": fact.per_second("tokens"),
+                "check": check_text(fact),
+                "notes": flags(fact),
+            })  # fmt: skip
     return frame(
         records,
-        "area | implementation | phase | parameters | status | median ms | GFLOP/s | samples"
-        " | spread % | check | notes",
+        "implementation | phase | parameters | status | peak MiB | predicted MiB | peak/predicted | median ms"
+        " | tokens/s | samples | spread % | check | notes",
     )
+
+
+def _mebibytes(size: float | None) -> float | None:
+    return None if size is None else size / MIB
+
+
+# Work, and what other columns say already.
+_NOT_SHOWN = ("flops", "bytes", "tokens")
+_UNITS = {"byte": ("MiB", 1 / MIB), "s": ("ms", 1e3), "1": ("", 1.0)}
+
+
+def every_row(facts: Iterable[Facts]) -> "DataFrame":
+    """Rows of any area: time, rate where the work is known, a column for each metric, and the check."""
+    import pandas
+
+    records: list[dict[str, Any]] = []
+    metrics: dict[str, None] = {}
+    for fact in facts:
+        rate = fact.per_second("flops")
+        record = _identity(fact) | _timing(fact)
+        record |= {"GFLOP/s": rate / 1e9 if rate is not None else None}
+        for name, entry in fact.row.metrics.items():
+            value = fact.metric(name)
+            if name in _NOT_SHOWN or value is None:
+                continue
+            stored = str(entry.get("unit") or "")
+            unit, factor = _UNITS.get(stored, (stored, 1.0))
+            column = f"{name.replace('_', ' ')} {unit}".strip()
+            record[column] = value * factor
+            metrics[column] = None
+        records.append(record | {"check": check_text(fact), "notes": flags(fact)})
+    columns = ["area", "implementation", "phase", "parameters", "status", "median ms", "GFLOP/s"]
+    columns += [*metrics, "samples", "spread %", "check", "notes"]
+    return pandas.DataFrame(records, columns=columns, dtype=object)

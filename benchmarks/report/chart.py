@@ -32,7 +32,7 @@ class Series:
         points: in the order of x.
         color: index into the palette of `style`; -1 is the neutral ink of bounds and formulas.
         peer: somebody else's work: drawn dashed.
-        bound: a line of what is possible: drawn thin, without points.
+        bound: what is possible or predicted: a thin line without points; across each bar instead of stacked.
         fill: the area under the line is filled (memory timelines).
     """
 

@@ -9,6 +9,7 @@ from benchmarks.report.facts import Facts, contexts, peak_of
 from benchmarks.report.tables import (
     ATTENTION_AREAS,
     COLLECTIVE_AREAS,
+    MEMORY_AREAS,
     PARALLEL_AREAS,
     STEP_AREAS,
     STEP_PHASES,
@@ -249,6 +250,42 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
                 ),
                 caption="Lower is better. Hidden communication runs while the processor computes: the bar's "
                 "length is the step, and only its exposed part would vanish with an infinitely fast network.",
+                context=tuple(contexts(group)),
+            )
+        )
+    return charts
+
+
+def policy_charts(facts: Sequence[Facts]) -> list[Chart]:
+    """Measured peak memory as bars with the predicted one as a line across, a chart for each phase and shape."""
+    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        if fact.area in MEMORY_AREAS and fact.metric("peak_memory") is not None:
+            rest = ",".join(part for part in fact.parameters.split(",") if not part.startswith("group"))
+            groups[(fact.row.machine, fact.phase, rest)].append(fact)
+    charts: list[Chart] = []
+    for (_, phase, rest), group in groups.items():
+        series = []
+        for color, (name, metric) in enumerate(
+            (("measured", "peak_memory"), ("predicted", "predicted_peak"))
+        ):
+            points = []
+            for place, fact in enumerate(group):
+                value = fact.metric(metric)
+                note = f"{name} {value / MIB:,.1f} MiB" if value is not None else f"not {name}"
+                points.append(Point(x=place, y=value / MIB if value is not None else None, note=note))
+            bound = name == "predicted"
+            series.append(Series(name=name, points=tuple(points), color=-1 if bound else color, bound=bound))
+        names = [fact.target + (f" of {size}" if (size := fact.shape.get("group")) else "") for fact in group]
+        charts.append(
+            Chart(
+                id=file_name(f"memory {phase} {rest}", [chart.id for chart in charts]),
+                title=f"Peak memory, {_words(phase)} ({rest})",
+                kind="bars",
+                x=Axis(label="", categories=tuple(names)),
+                y=Axis(label="MiB", zero=True),
+                series=tuple(series),
+                caption="Lower is better. The line across a bar is what the planner predicted.",
                 context=tuple(contexts(group)),
             )
         )

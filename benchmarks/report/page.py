@@ -5,7 +5,9 @@ and nothing else, so that text from outside could not run even if an escape were
 """
 
 import base64
+import gzip
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -89,13 +91,22 @@ def build_page(
             tag("div", _side(machines, links), _main(machines, damaged), class_="layout"),
             embedded_json({"light": asdict(LIGHT), "dark": asdict(DARK)}, id="themes"),
             embedded_json([chart.to_json() for chart in page.charts.values()], id="charts"),
-            embedded_json(page.sheets.texts, id="tables"),
+            embedded_json(_packed(page.sheets.texts), id="tables"),
             tag("script", Html(script)),
         ),
         lang="en",
     )
     figures = [page.charts[name] for name in page.figures]
     return Made(html="<!doctype html>\n" + document, tables=page.sheets.texts, figures=figures)
+
+
+def _packed(texts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The copies of each table, all formats, as base64 of gzip of JSON: a tenth of their size."""
+    packed = {}
+    for name, formats in texts.items():
+        data = json.dumps(formats, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        packed[name] = base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
+    return packed
 
 
 def _of(

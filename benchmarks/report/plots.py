@@ -163,6 +163,11 @@ def _bars(axes: Any, chart: Chart) -> None:
         widths = [0.0] * count
         for point in series.points:
             widths[int(point.x)] = point.y or 0.0
+        if series.bound:
+            places = [point for point in series.points if point.y is not None]
+            at, rows = [point.y for point in places], [point.x for point in places]
+            axes.plot(at, rows, "|", color=LIGHT.ink, markersize=16, markeredgewidth=1.5, label=series.name)
+            continue
         axes.barh(
             range(count),
             widths,

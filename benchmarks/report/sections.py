@@ -162,7 +162,7 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
     pairs = page.sheets.sheet(
         _named(identity, "peers"),
         tables.beside_peers(facts, page.is_peer),
-        title="Every case beside every peer",
+        title="Peer over ours, for every peer",
     )
     if sheet is None:
         return None
@@ -218,6 +218,11 @@ _AREAS = {
         title="Data parallelism",
         lede="What a step spends on communication, and how much of it runs behind the computation.",
     ),
+    "policies": _Area(
+        names=tables.MEMORY_AREAS,
+        title="Peak memory",
+        lede="What a step holds at most under each checkpointing policy, beside the planner's prediction.",
+    ),
 }
 
 
@@ -229,6 +234,8 @@ def _drawn(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         return charts.step_charts(chosen)
     if name == "collective":
         return charts.collective_charts(chosen, is_peer)
+    if name == "policies":
+        return charts.policy_charts(chosen)
     return charts.parallel_charts(chosen)
 
 
@@ -244,6 +251,8 @@ def _tabulated(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[tupl
         return [("steps", "Steps by phase", tables.steps(chosen))]
     if name == "collective":
         return [("collectives", "Collectives", tables.collectives(chosen))]
+    if name == "policies":
+        return [("memory", "Peak memory", tables.memory(chosen))]
     return [("parallel", "Data-parallel variants", tables.parallel(chosen, is_peer))]
 
 
@@ -286,7 +295,7 @@ def _memory(page: Page, identity: str, timelines: Sequence[Chart]) -> Section | 
         return None
     return Section(
         id=f"{identity}--memory",
-        title="Memory",
+        title="Memory over time",
         lede="Active memory while a step runs, with its phases.",
         content=tag("div", *figures, class_="figures"),
         count=str(len(timelines)),

@@ -121,21 +121,25 @@ def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
 
 
 def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case beside every peer of its run, one pair a line."""
-    records = []
+    """Every own case that ran, with a column of ratios (peer over ours) for each peer of its run.
+
+    A cell without a ratio says why the peer has no time ("oom", "skipped", ...).
+    """
+    import pandas
+
+    records: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
     for fact, peers in peers_of(facts, is_peer):
+        if not peers or fact.row.status == "skipped":
+            continue
+        record = _identity(fact) | {"median ms": _ms(fact.seconds)}
         for peer in peers:
-            records.append(_identity(fact) | _timing(fact) | {
-                "peer": peer.target,
-                "peer status": peer.row.status,
-                "peer ms": _ms(peer.seconds),
-                "peer/ours": _ratio(peer.seconds, fact.seconds),
-            })  # fmt: skip
-    return frame(
-        records,
-        "area | implementation | phase | parameters | peer/ours | median ms | peer | peer ms"
-        " | status | peer status | samples | spread %",
-    )
+            ratio = _ratio(peer.seconds, fact.seconds)
+            record[peer.target] = ratio if peer.row.status == "ok" else peer.row.status
+            names[peer.target] = None
+        records.append(record)
+    columns = ["area", "implementation", "phase", "parameters", "status", "median ms", *sorted(names)]
+    return pandas.DataFrame(records, columns=columns, dtype=object)
 
 
 def _identity(fact: Facts) -> dict[str, Any]:
@@ -174,7 +178,7 @@ def steps(facts: Iterable[Facts]) -> "DataFrame":
         records.append(base | {"part": "total"} | _statistics(fact.time) | {
             "tokens/s": fact.per_second("tokens"),
             "MFU %": _percent(fact.mfu),
-            "peak MiB": peak / MIB if peak is not None else None,
+            "peak MiB": _mebibytes(peak),
             "first call ms": _ms(fact.row.first_seconds),
         })  # fmt: skip
     return frame(
@@ -376,18 +380,56 @@ def statuses(facts: Iterable[Facts]) -> "DataFrame":
     return frame(records, "status | area | implementation | phase | parameters | reason | check | run")
 
 
-def every_row(facts: Iterable[Facts]) -> "DataFrame":
-    """Rows of any area, with time, rate where the work is known, and the check."""
+def memory(facts: Iterable[Facts]) -> "DataFrame":
+    """Peak memory of checkpointing policies and the like beside the planner's prediction, with what they cost in time."""
     records = []
     for fact in facts:
-        rate = fact.per_second("flops")
-        records.append(_identity(fact) | _timing(fact) | {
-            "GFLOP/s": rate / 1e9 if rate is not None else None,
-            "check": check_text(fact),
-            "notes": flags(fact),
-        })  # fmt: skip
+        if fact.area in MEMORY_AREAS:
+            peak, predicted = fact.metric("peak_memory"), fact.metric("predicted_peak")
+            records.append(_identity(fact) | _timing(fact) | {
+                "peak MiB": _mebibytes(peak),
+                "predicted MiB": _mebibytes(predicted),
+                "peak/predicted": _ratio(peak, predicted),
+                "tokens/s": fact.per_second("tokens"),
+                "check": check_text(fact),
+                "notes": flags(fact),
+            })  # fmt: skip
     return frame(
         records,
-        "area | implementation | phase | parameters | status | median ms | GFLOP/s | samples"
-        " | spread % | check | notes",
+        "implementation | phase | parameters | status | peak MiB | predicted MiB | peak/predicted | median ms"
+        " | tokens/s | samples | spread % | check | notes",
     )
+
+
+def _mebibytes(size: float | None) -> float | None:
+    return None if size is None else size / MIB
+
+
+# Work, and what other columns say already.
+_NOT_SHOWN = ("flops", "bytes", "tokens")
+_UNITS = {"byte": ("MiB", 1 / MIB), "s": ("ms", 1e3), "1": ("", 1.0)}
+
+
+def every_row(facts: Iterable[Facts]) -> "DataFrame":
+    """Rows of any area: time, rate where the work is known, a column for each metric, and the check."""
+    import pandas
+
+    records: list[dict[str, Any]] = []
+    metrics: dict[str, None] = {}
+    for fact in facts:
+        rate = fact.per_second("flops")
+        record = _identity(fact) | _timing(fact)
+        record |= {"GFLOP/s": rate / 1e9 if rate is not None else None}
+        for name, entry in fact.row.metrics.items():
+            value = fact.metric(name)
+            if name in _NOT_SHOWN or value is None:
+                continue
+            stored = str(entry.get("unit") or "")
+            unit, factor = _UNITS.get(stored, (stored, 1.0))
+            column = f"{name.replace('_', ' ')} {unit}".strip()
+            record[column] = value * factor
+            metrics[column] = None
+        records.append(record | {"check": check_text(fact), "notes": flags(fact)})
+    columns = ["area", "implementation", "phase", "parameters", "status", "median ms", "GFLOP/s"]
+    columns += [*metrics, "samples", "spread %", "check", "notes"]
+    return pandas.DataFrame(records, columns=columns, dtype=object)

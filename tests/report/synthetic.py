@@ -143,6 +143,27 @@ def cpu_rows() -> list[Row]:
     return rows
 
 
+def memory_rows() -> list[Row]:
+    """Checkpointing policies with predicted and measured peaks; one without a prediction, one failed."""
+    rows = []
+    for target, group, peak, predicted in (
+        ("none", "", 4000, 3900),
+        ("every", "", 900, 1000),
+        ("group", "group4,", 700, None),
+    ):
+        sizes = {"peak_memory": peak * 2.0**20} | (
+            {"predicted_peak": predicted * 2.0**20} if predicted else {}
+        )
+        metrics = work(flops=1e9, tokens=512) | {
+            name: {"value": size, "unit": "byte", "better": "lower"} for name, size in sizes.items()
+        }
+        rows.append(row(f"memory/{target}/train_step/toy,B4,S128,{group}fp32,w1", 0.05, metrics=metrics))
+    return [
+        *rows,
+        row("memory/offload/train_step/toy,B4,S128,fp32,w1", status="error", reason="RuntimeError: no"),
+    ]
+
+
 REGRESSED = "attention/reference/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 STEADY = "attention/tiled/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 
@@ -182,4 +203,4 @@ def all_rows() -> list[Row]:
     """Everything above, and one row whose device name tries to be markup."""
     evil = row("attention/tiled/forward/B2,N1,K1,S64,T64,H8,full,fp32,w1", 0.001, machine="evil<b>",
                env=GPU_ENV | {"gpu": EVIL_GPU})  # fmt: skip
-    return [*history_rows(), *attention_rows(), *cpu_rows(), evil]
+    return [*history_rows(), *attention_rows(), *cpu_rows(), *memory_rows(), evil]

@@ -22,6 +22,7 @@ ATTENTION_AREAS = ("attention",)
 STEP_AREAS = ("step",)
 COLLECTIVE_AREAS = ("collective", "collectives")
 PARALLEL_AREAS = ("data_parallel", "sharding")
+MEMORY_AREAS = ("memory",)
 
 
 # Columns that are not floating-point numbers.

@@ -453,3 +453,24 @@ def test_misuse_is_refused(pools):
         for name, answer in answers.items():
             assert answer == (None if get_data_parallel(name).overlaps else [2.0, 2.0]), name
     ranks.close()  # collectives of refused steps may still be under way
+
+
+def memory_left(name):
+    """Parameters of a wrapped and trained model that outlive it, after a garbage collection."""
+    import gc
+    import weakref
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(rank_device())
+    parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+    wrapper = wrap(name, model)
+    wrapper(torch.randn(2, 8, device=rank_device())).sum().backward()
+    wrapper.finish_gradient_synchronization()
+    del model, wrapper
+    gc.collect()
+    return sum(reference() is not None for reference in parameters)
+
+
+def test_a_dropped_wrapper_gives_its_memory_back(ranks):
+    """Hooks live in autograd, out of the garbage collector's sight: they must not hold what holds the parameters."""
+    for answers in ranks.run(one_by_one, memory_left, ALL):
+        assert answers == dict.fromkeys(ALL, 0)

@@ -1,5 +1,8 @@
 """Every row of the sharding table trains alike, and holds what the accounting says."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -113,3 +116,27 @@ def test_a_compute_dtype_needs_sharded_parameters():
 def test_unknown_rows_are_named():
     with pytest.raises(ValueError, match="unknown sharding 'zero3'; known: replicated, zero1"):
         get_sharded("zero3")
+
+
+def memory_left(name):
+    """Parameters of a trained model that outlive it, after a garbage collection."""
+    module = model()
+    parameters = [weakref.ref(parameter) for parameter in module.parameters()]
+    training = load_sharded(get_sharded(name))(module, torch.optim.SGD, lr=0.1)
+    parameters += [weakref.ref(parameter) for parameter in training.model.parameters()]
+    loss_of(training).backward()
+    training.finish()
+    training.optimizer.step()
+    del module, training
+    gc.collect()
+    return sum(reference() is not None for reference in parameters)
+
+
+def memory_left_by_all():
+    """By row."""
+    return {name: memory_left(name) for name in NAMES}
+
+
+def test_a_dropped_training_gives_its_memory_back(ranks):
+    for answers in ranks.run(memory_left_by_all):
+        assert answers == dict.fromkeys(NAMES, 0)

@@ -71,6 +71,7 @@ class CommunicationLog:
         self._spans: list[list[Any]] = []
         self._waits: list[tuple[Any, Any]] = []
         self._futures: list[Any] = []
+        self._kept: list[Any] = []
 
     def _now(self) -> Any:
         if not self._cuda:
@@ -85,6 +86,9 @@ class CommunicationLog:
         self._spans.append(span)
         work = launch()
         if self._side is not None:
+            # NCCL keeps a collective's tensors until somebody waits for it, and the side stream waits at once: what
+            # `launch` holds must outlive the collective another way, or its memory is given to other tensors early.
+            self._kept.append(launch)
             with torch.cuda.stream(self._side):
                 work.wait()  # the side stream waits, not the host and not the computation
                 span[1] = self._now()

@@ -105,7 +105,9 @@ def torch_fsdp(
     device = next(module.parameters()).device
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=compute_dtype)
-    parts = getattr(module, "blocks", None) or [m for m in module.children() if any(m.parameters())]
+    parts = getattr(module, "blocks", None) or [
+        m for m in module.children() if any(True for _ in m.parameters())
+    ]
     for part in (*parts, module):
         fully_shard(part, mesh=mesh, mp_policy=policy)
         if communication is not None:

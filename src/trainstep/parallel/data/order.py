@@ -1,9 +1,26 @@
 """Starting reductions from backward, in one order on every rank."""
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+
+def weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """A hook that calls a bound method while its object lives.
+
+    Autograd holds hooks from C++, where Python's garbage collector does not look: a hook that holds a wrapper, which
+    holds the parameter, would keep the model's memory for good.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def hook(parameter: torch.Tensor) -> None:
+        call = reference()
+        if call is not None:
+            call(parameter)
+
+    return hook
 
 
 class OrderedUnits:
@@ -30,7 +47,8 @@ class OrderedUnits:
         self._active = active
         self._unit_of = {id(p): index for index, unit in enumerate(units) for p in unit}
         # After accumulation: the hook sees the gradient that the optimizer would, micro-batches included.
-        self._hooks = [p.register_post_accumulate_grad_hook(self._ready) for unit in units for p in unit]
+        ready = weakly(self._ready)
+        self._hooks = [p.register_post_accumulate_grad_hook(ready) for unit in units for p in unit]
         self._restart()
 
     def _restart(self) -> None:

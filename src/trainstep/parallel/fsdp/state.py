@@ -105,7 +105,7 @@ def merge_state_dicts(parts: Sequence[State]) -> dict[str, Tensor]:
     """The full state dict from the parts of all ranks of one shard group, in rank order."""
     full = dict(parts[0]["state"])
     for name, shape in parts[0]["shapes"].items():
-        full[name] = torch.cat([part["state"][name] for part in parts]).view(shape)
+        full[name] = _join([part["state"][name] for part in parts]).view(shape)
     return full
 
 
@@ -163,5 +163,10 @@ def merge_optimizer_state_dicts(parts: Sequence[State]) -> State:
     for index, (shard_shape, shape) in parts[0]["shapes"].items():
         for key, value in state.get(index, {}).items():
             if isinstance(value, Tensor) and tuple(value.shape) == shard_shape:
-                state[index][key] = torch.cat([part["state"][index][key] for part in parts]).view(shape)
+                state[index][key] = _join([part["state"][index][key] for part in parts]).view(shape)
     return {"state": state, "param_groups": parts[0]["param_groups"]}
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """All parts as one flat tensor on the first one's device: each may have been saved from a device of its own."""
+    return torch.cat([part.to(parts[0].device) for part in parts])

@@ -5,6 +5,7 @@ and drops it everywhere else: reductions to all owners together are one reduce-s
 broadcasts as in stage 1.
 """
 
+import weakref
 from collections import deque
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainstep.parallel.clip import clip_grad_norm
+from trainstep.parallel.data.order import weakly
 from trainstep.parallel.data.protocol import DataParallel
 from trainstep.parallel.zero.stage1 import ShardedOptimizer
 
@@ -46,11 +48,12 @@ class ShardedGradients(DataParallel):
                 raise ValueError("the optimizer lacks a trainable parameter: nobody would own its gradient")
         self._order = list(reversed(self._trainable))  # the last layers' gradients are complete first
         self._index = {id(p): i for i, p in enumerate(self._order)}
-        self._hooks = [p.register_post_accumulate_grad_hook(self._ready) for p in self._order]
+        ready, set_aside = weakly(self._ready), weakly(self._set_aside)
+        self._hooks = [p.register_post_accumulate_grad_hook(ready) for p in self._order]
         # Runs before a backward adds to the gradient.
-        self._hooks += [
-            p.register_hook(lambda _, p=p: self._set_aside(p)) for p in self._order if self._owns(p)
-        ]
+        for p in filter(self._owns, self._order):
+            itself = weakref.ref(p)
+            self._hooks.append(p.register_hook(lambda _, itself=itself: set_aside(itself())))
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._delivered: set[int] = set()  # gradients of the last finish
         self._kept: set[int] = set()  # those of them to which a further backward adds

@@ -15,6 +15,7 @@ COMMANDS = {
     "attention": "Time attention implementations beside their peers.",
     "collective": "Time collectives over ranks against payload.",
     "parallel": "Time data-parallel variants beside torch's.",
+    "plan": "Predict memory and step time of a model on up to 100,000 devices.",
     "run": "Measure cases of a tier and keep the rows.",
     "adopt": "File rows measured where git does not travel under their commit.",
     "gate": "Compare two sets of results and name what regressed.",

@@ -1,19 +1,18 @@
 """Predictions as rows for tables: plans, what they assume, and measured figures beside predicted ones."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainstep.accounting.calibration import MEASUREMENTS, Rates
-from trainstep.accounting.layout import Plan, Question
-from trainstep.accounting.parallel_limits import Layer, data_limit, mesh_limit, tensor_limit
-from trainstep.accounting.planner import simulated_seconds
-from trainstep.accounting.validation import comparisons
-from trainstep.specs.device import DEVICES
+if TYPE_CHECKING:
+    from trainstep.accounting.layout import Plan, Question
+    from trainstep.accounting.parallel_limits import Layer
 
 GIB = 2**30
 
 
-def plan_rows(question: Question, plans: list[Plan]) -> list[dict[str, Any]]:
+def plan_rows(question: "Question", plans: list["Plan"]) -> list[dict[str, Any]]:
     """A row for each plan: layout, step time by formula and by simulation, MFU, memory, what binds."""
+    from trainstep.accounting.planner import simulated_seconds
+
     tokens = question.batch * question.config.context_length
     return [
         {
@@ -33,7 +32,7 @@ def plan_rows(question: Question, plans: list[Plan]) -> list[dict[str, Any]]:
     ]
 
 
-def part_rows(plans: list[Plan]) -> list[dict[str, Any]]:
+def part_rows(plans: list["Plan"]) -> list[dict[str, Any]]:
     """Milliseconds of each plan by cause."""
     return [
         {"layout": str(plan.layout), **{f"{name} ms": s * 1e3 for name, s in plan.parts.items()}}
@@ -41,7 +40,7 @@ def part_rows(plans: list[Plan]) -> list[dict[str, Any]]:
     ]
 
 
-def memory_rows(plans: list[Plan]) -> list[dict[str, Any]]:
+def memory_rows(plans: list["Plan"]) -> list[dict[str, Any]]:
     """GiB of the fullest device of each plan by part."""
     return [
         {"layout": str(plan.layout), **{f"{name} GiB": size / GIB for name, size in plan.memory.items()}}
@@ -49,9 +48,11 @@ def memory_rows(plans: list[Plan]) -> list[dict[str, Any]]:
     ]
 
 
-def assumption_rows(question: Question) -> list[dict[str, Any]]:
+def assumption_rows(question: "Question") -> list[dict[str, Any]]:
     """The rates behind the plans, each with the measurement that it was fitted to."""
-    given: Rates = question.rates
+    from trainstep.accounting.calibration import MEASUREMENTS
+
+    given = question.rates
     product = question.dtype.removeprefix("amp-")
     fitted = {row.fits: row.name for row in MEASUREMENTS.values() if row.fits}
     peak = question.device.peak(question.dtype)
@@ -93,6 +94,8 @@ def assumption_rows(question: Question) -> list[dict[str, Any]]:
 
 def validation_rows() -> list[dict[str, Any]]:
     """Measured figures beside predicted ones, with the relative error."""
+    from trainstep.accounting.validation import comparisons
+
     rows = []
     for one in comparisons():
         scale, unit = (1e3, "ms") if one.measured.unit == "s" else (1 / GIB, "GiB")
@@ -112,6 +115,8 @@ def validation_rows() -> list[dict[str, Any]]:
 
 def device_rows() -> list[dict[str, Any]]:
     """The device table: dense peaks, memory, links and their sources."""
+    from trainstep.specs.device import DEVICES
+
     return [
         {
             "device": device.name,
@@ -132,8 +137,10 @@ def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def limit_rows(layer: Layer) -> list[dict[str, Any]]:
+def limit_rows(layer: "Layer") -> list[dict[str, Any]]:
     """Devices up to which one feed-forward layer stays bound by computing, by way of cutting it."""
+    from trainstep.accounting.parallel_limits import data_limit, mesh_limit, tensor_limit
+
     overlapped, exposed = (mesh_limit(layer, overlapped=value) for value in (True, False))
     return [
         {"cut": "DP or FSDP", "devices": data_limit(layer)},

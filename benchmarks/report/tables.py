@@ -21,7 +21,7 @@ STEP_PHASES = ("forward", "backward", "optimizer")
 ATTENTION_AREAS = ("attention",)
 STEP_AREAS = ("step",)
 COLLECTIVE_AREAS = ("collective", "collectives")
-PARALLEL_AREAS = ("parallel", "data_parallel")
+PARALLEL_AREAS = ("data_parallel", "sharding")
 MEMORY_AREAS = ("memory",)
 
 

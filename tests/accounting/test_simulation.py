@@ -1,9 +1,12 @@
+import itertools
+
 import pytest
 
 from trainstep.accounting.pipeline_bubble import bubble_fraction
 from trainstep.accounting.planner import sharded_seconds
 from trainstep.accounting.simulation import (
     Task,
+    interleaved_pipeline,
     makespan,
     one_forward_one_backward,
     pipeline,
@@ -73,8 +76,13 @@ def test_never_more_than_the_prefetched_layers_are_whole():
 
 
 def test_interleaving_divides_the_bubble():
-    assert bubble_fraction(stages=4, microbatches=8) == pytest.approx(3 / 11)
-    assert bubble_fraction(stages=4, microbatches=8, chunks=2) == pytest.approx(3 / 19)
-    assert bubble_fraction(stages=1, microbatches=8) == 0
+    for stages, groups, chunks in itertools.product((1, 2, 4), (1, 2, 5), (1, 2, 3)):
+        microbatches = stages * groups
+        span = makespan(interleaved_pipeline(stages, chunks, microbatches, 1.0, 2.0))
+        idle = 1 - 3.0 * microbatches * chunks / span
+        formula = bubble_fraction(stages=stages, microbatches=microbatches, chunks=chunks)
+        assert idle == pytest.approx(formula, abs=1e-12), (stages, groups, chunks)
+    with pytest.raises(ValueError, match="do not divide into groups of 4"):
+        interleaved_pipeline(4, 2, 6, 1.0, 2.0)
     with pytest.raises(ValueError, match="at least 1"):
         bubble_fraction(stages=0, microbatches=8)

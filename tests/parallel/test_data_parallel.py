@@ -450,5 +450,6 @@ def test_misuse_is_refused(pools):
     ranks = pools(2)
     ranks.run(one_by_one, changed_too_late, OURS)
     for answers in ranks.run(one_by_one, second_backward, OURS):
-        assert answers == {"naive": [2.0, 2.0], "flat": [2.0, 2.0], "overlap": None, "bucketed": None}
+        for name, answer in answers.items():
+            assert answer == (None if get_data_parallel(name).overlaps else [2.0, 2.0]), name
     ranks.close()  # collectives of refused steps may still be under way

@@ -100,7 +100,7 @@ def build(
     link_share: float = 1.0,
     call_seconds: float = 0.0,
 ) -> Network:
-    """A network of nodes: the device's own link inside (NVLink, else PCIe), one network port a device
+    """A network of nodes: the device's fastest link inside, one network port a device
     between.
 
     Args:
@@ -108,8 +108,7 @@ def build(
         hop_seconds: assumed of a hop between nodes.
         link_share: reached share of promised bandwidths, inside and between.
     """
-    links = device.links_bytes_per_second
-    inside = links.get("nvlink", links["pcie"])
+    inside = next(iter(device.links_bytes_per_second.values()))
     node = min(per_node, devices)
     levels = [Level(name="node", devices=node, bytes_per_second=inside * link_share)]
     if devices > node:

@@ -102,6 +102,54 @@ def pipeline(
     return tasks
 
 
+def interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[str, int, int]]:
+    """Order of a device's passes (kind, micro-batch, chunk) in interleaved 1F1B (Narayanan et al. 2021).
+
+    A device holds `chunks` stretches of layers. Micro-batches go through in groups as large as the pipeline:
+    a group passes all chunks before the next one starts.
+
+    Raises:
+        ValueError: micro-batches do not divide into such groups.
+    """
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} micro-batches do not divide into groups of {stages}")
+    total = microbatches * chunks
+
+    def passes(index: int, kind: str) -> tuple[str, int, int]:
+        group, within = divmod(index, stages * chunks)
+        chunk, member = divmod(within, stages)
+        return kind, group * stages + member, chunk if kind == "F" else chunks - 1 - chunk
+
+    ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, total)
+    order = [passes(i, "F") for i in range(ahead)]
+    for i in range(total):
+        if ahead + i < total:
+            order.append(passes(ahead + i, "F"))
+        order.append(passes(i, "B"))
+    return order
+
+
+def interleaved_pipeline(
+    stages: int, chunks: int, microbatches: int, forward_seconds: float, backward_seconds: float
+) -> list[Task]:
+    """Tasks of one step under interleaved 1F1B; the seconds are of one chunk, hops are free.
+
+    Chunk c of device s is stage c * stages + s of the model: the last device passes on to the first.
+    """
+    last = stages * chunks - 1
+    tasks = []
+    for device in range(stages):
+        for kind, i, chunk in interleaved_order(device, stages, microbatches, chunks):
+            place = chunk * stages + device
+            if kind == "F":
+                after = ((f"F {place - 1} {i}", 0.0),) if place else ()
+            else:
+                after = ((f"F {place} {i}" if place == last else f"B {place + 1} {i}", 0.0),)
+            seconds = forward_seconds if kind == "F" else backward_seconds
+            tasks.append(Task(f"{kind} {place} {i}", f"stage {device}", seconds, after))
+    return tasks
+
+
 def sharded_pass(
     layers: int, compute_seconds: float, gather_seconds: float, scatter_seconds: float, *, prefetch: int = 2
 ) -> list[Task]:

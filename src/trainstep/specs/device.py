@@ -19,8 +19,8 @@ class DeviceSpec:
         memory_bytes: the printed gigabytes times 10^9. Devices report a few percent more; the difference
             leaves room for the driver's context.
         memory_bytes_per_second: of the device memory.
-        links_bytes_per_second: one direction a device, by link ("nvlink", "pcie", ...); sheets print both
-            together.
+        links_bytes_per_second: one direction a device, by link, the fastest first; sheets print both
+            directions together.
         source: document and date of its figures.
     """
 
@@ -140,6 +140,24 @@ DEVICES = {
             memory_bytes_per_second=300e9,
             links_bytes_per_second={"pcie": 32e9},
             source="NVIDIA L4 Tensor Core GPU datasheet (sparse halved), 2023",
+        ),
+        DeviceSpec(
+            name="mi300x",
+            torch_names=("AMD Instinct MI300X",),
+            peak_flops=_peaks(1307.4, 653.7, 163.4, 81.7),
+            memory_bytes=192 * 10**9,
+            memory_bytes_per_second=5.3e12,
+            links_bytes_per_second={"infinity-fabric": 448e9, "pcie": 64e9},
+            source="AMD Instinct MI300X accelerator data sheet, 2023",
+        ),
+        DeviceSpec(
+            name="rtx-5090",
+            torch_names=("NVIDIA GeForce RTX 5090",),
+            peak_flops=_peaks(209.5, 104.8, 104.8, None),
+            memory_bytes=32 * 10**9,
+            memory_bytes_per_second=1.792e12,
+            links_bytes_per_second={"pcie": 64e9},
+            source="NVIDIA RTX Blackwell GPU architecture whitepaper, appendix (float32 accumulation), 2025",
         ),
         DeviceSpec(
             name="rtx-4090",

@@ -85,10 +85,9 @@ def attend_tile(
     CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1."""
+    """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1; K_t has arrived, and K_{t+1} has at the end."""
     _, k_ready, k_free, v_ready, v_free, turn = bars
     stage = t % STAGES
-    mbarrier.wait(k_ready.index(stage), (t // STAGES) & 1)
     if TAKE_TURNS:
         mbarrier.wait(
             turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1
@@ -107,6 +106,10 @@ def attend_tile(
         seen = visible(gl.expand_dims(rows, 1), gl.expand_dims(columns, 0), offset, key_length, CAUSAL)
         s = gl.where(seen, s, -float("inf"))
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, MASK)
+    # The next wait for keys stands here because ptxas moves no arithmetic across its loop: left to itself it takes
+    # the exponentials after the products, beside nothing.
+    ahead = t + 1
+    mbarrier.wait(k_ready.index(ahead % STAGES), (ahead // STAGES) & 1, pred=ahead < tiles)
     o = warpgroup_mma_wait(0, deps=[o])
     mbarrier.arrive(v_free.index(before), count=1)
     o = o * gl.expand_dims(gl.convert_layout(correction, gl.SliceLayout(1, o.type.layout)), 1)
@@ -151,6 +154,7 @@ def attend_rows(
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, True)
     p = pack_pairs(probabilities, DTYPE)
 
+    mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=tiles > 1)
     for t in range(1, masked_tiles):
         p, o, row_max, row_sum = attend_tile(
             t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,

@@ -162,6 +162,7 @@ class DataParallel(nn.Module):
         return self._start(lambda: dist.reduce(tensor, group=self._group, group_dst=owner, async_op=True))
 
     def _apply_weight(self, tensor: Tensor) -> None:
+        self._launched += 1
         if self._weight == 0:
             tensor.zero_()  # 0 * NaN would be NaN
         else:
@@ -171,7 +172,6 @@ class DataParallel(nn.Module):
         return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
 
     def _start(self, launch: Callable[[], dist.Work]) -> dist.Work:
-        self._launched += 1
         return self.communication.track(launch) if self.communication is not None else launch()
 
     def _waiting(self) -> Any:

@@ -292,6 +292,27 @@ def policy_charts(facts: Sequence[Facts]) -> list[Chart]:
     return charts
 
 
+def memory_charts(facts: Sequence[Facts]) -> list[Chart]:
+    """A timeline for each row that kept one.
+
+    That is the metric "active_memory", whose "samples" are bytes in use, each from the same place of "seconds" on,
+    and whose "phases" are pairs of the second at which one begins and its name.
+    """
+    charts: list[Chart] = []
+    for fact in facts:
+        entry = fact.row.metrics.get("active_memory")
+        if entry is None or fact.row.status != "ok" or not entry.get("seconds"):
+            continue
+        chart = memory_chart(
+            list(zip(entry["seconds"], entry["samples"], strict=True)),
+            phases=[(seconds, name) for seconds, name in entry.get("phases", ())],
+            title=f"Active memory: {fact.row.case}",
+            context=contexts([fact]),
+        )
+        charts.append(chart)
+    return charts
+
+
 def memory_chart(
     samples: Sequence[tuple[float, float]],
     *,

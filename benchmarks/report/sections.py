@@ -66,7 +66,7 @@ class Section:
 
 
 def machine_sections(
-    page: Page, rows: Sequence[Row], findings: Sequence[Mapping[str, Any]], timelines: Sequence[Chart]
+    page: Page, rows: Sequence[Row], findings: Sequence[Mapping[str, Any]]
 ) -> tuple[str, list[Section], Html]:
     """Everything about one machine: its id on the page, its sections, and its markup."""
     machine = rows[0].machine
@@ -78,7 +78,7 @@ def machine_sections(
         _headline(page, identity, facts),
         *(_area(page, identity, name, facts) for name in _AREAS),
         _others(page, identity, facts),
-        _memory(page, identity, timelines),
+        _memory(page, identity, facts),
         _history(page, identity, rows, findings),
         _statuses(page, identity, facts),
     ]
@@ -289,8 +289,8 @@ def _others(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None
     )
 
 
-def _memory(page: Page, identity: str, timelines: Sequence[Chart]) -> Section | None:
-    figures = [page.figure(_renamed(chart, identity, page)) for chart in timelines]
+def _memory(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
+    figures = [page.figure(_renamed(chart, identity, page)) for chart in charts.memory_charts(facts)]
     if not any(figures):
         return None
     return Section(
@@ -298,7 +298,7 @@ def _memory(page: Page, identity: str, timelines: Sequence[Chart]) -> Section | 
         title="Memory over time",
         lede="Active memory while a step runs, with its phases.",
         content=tag("div", *figures, class_="figures"),
-        count=str(len(timelines)),
+        count=str(len(figures)),
     )
 
 

@@ -96,6 +96,13 @@ def test_predicted_peaks_stand_across_the_measured_bars():
     assert [point.y for point in predicted.points] == [3900, 1000, None] and predicted.bound
 
 
+def test_a_row_that_kept_its_timeline_has_a_chart():
+    (chart,) = charts.memory_charts(latest(memory_rows()))
+    assert [point.y for point in chart.series[0].points] == [1024, 1024, 4000, 4000, 1024]
+    assert [(mark.x, mark.label) for mark in chart.marks] == [(0, "forward"), (15, "backward")]
+    assert "memory/none/train_step" in chart.title and chart.context
+
+
 def test_memory_is_drawn_as_steps():
     chart = charts.memory_chart([(0.0, 0), (0.001, 2**20)], phases=[(0.0, "forward")])
     assert [(point.x, point.y) for point in chart.series[0].points] == [(0, 0), (1, 0), (1, 1)]

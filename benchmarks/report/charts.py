@@ -214,9 +214,9 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
     for fact in facts:
         if fact.area in PARALLEL_AREAS and fact.seconds is not None:
             rest = ",".join(p for p in fact.parameters.split(",") if not p.startswith("bucket"))
-            groups[(fact.row.machine, fact.phase, rest)].append(fact)
+            groups[(fact.row.machine, fact.area, fact.phase, rest)].append(fact)
     charts: list[Chart] = []
-    for (_, phase, rest), group in groups.items():
+    for (_, area, phase, rest), group in groups.items():
         parts: dict[str, list[Point]] = {
             "computation": [],
             "exposed communication": [],
@@ -239,8 +239,8 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
         labels = [fact.target + (f" · {b} MB" if (b := fact.shape.get("bucket")) else "") for fact in group]
         charts.append(
             Chart(
-                id=file_name(f"data parallel {phase} {rest}", [chart.id for chart in charts]),
-                title=f"Data parallelism: what a step is made of ({rest})",
+                id=file_name(f"{area} {phase} {rest}", [chart.id for chart in charts]),
+                title=f"{_words(area).capitalize()}: what a step is made of ({rest})",
                 kind="bars",
                 x=Axis(label="", categories=tuple(labels)),
                 y=Axis(label="median ms a step, slowest rank", zero=True),
@@ -286,6 +286,53 @@ def policy_charts(facts: Sequence[Facts]) -> list[Chart]:
                 y=Axis(label="MiB", zero=True),
                 series=tuple(series),
                 caption="Lower is better. The line across a bar is what the planner predicted.",
+                context=tuple(contexts(group)),
+            )
+        )
+    return charts
+
+
+def component_charts(facts: Sequence[Facts]) -> list[Chart]:
+    """Bytes the fullest rank holds after a step, stacked by component, with the predicted sum as a line across.
+
+    Components are the metrics "after_step_*" that carry a prediction beside their value.
+    """
+    prefix = "after_step_"
+    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        if any(name.startswith(prefix) for name in fact.row.metrics) and fact.row.status == "ok":
+            groups[(fact.row.machine, fact.area, fact.parameters)].append(fact)
+    charts: list[Chart] = []
+    for (_, area, parameters), group in groups.items():
+        names = list(dict.fromkeys(n for fact in group for n in fact.row.metrics if n.startswith(prefix)))
+        series = []
+        for color, name in enumerate(names):
+            said = _words(name.removeprefix(prefix))
+            values = [fact.metric(name) for fact in group]
+            points = tuple(
+                Point(
+                    x=place,
+                    y=value / MIB if value is not None else None,
+                    note=f"{said} {value / MIB:,.2f} MiB" if value is not None else f"no {said}",
+                )
+                for place, value in enumerate(values)
+            )
+            series.append(Series(name=said, points=points, color=color))
+        sums = [sum(fact.row.metrics.get(n, {}).get("predicted") or 0 for n in names) for fact in group]
+        marks = tuple(
+            Point(x=place, y=total / MIB, note=f"predicted {total / MIB:,.2f} MiB in all")
+            for place, total in enumerate(sums)
+        )
+        series.append(Series(name="predicted in all", points=marks, color=-1, bound=True))
+        charts.append(
+            Chart(
+                id=file_name(f"{area} memory {parameters}", [chart.id for chart in charts]),
+                title=f"{_words(area).capitalize()}: what a rank holds after a step ({parameters})",
+                kind="bars",
+                x=Axis(label="", categories=tuple(fact.target for fact in group)),
+                y=Axis(label="MiB, fullest rank", zero=True),
+                series=tuple(series),
+                caption="Lower is better. The line across a bar is the predicted sum.",
                 context=tuple(contexts(group)),
             )
         )

@@ -108,7 +108,7 @@ def _hero(machine: str, facts: Sequence[Facts]) -> Html:
     badges = [tag("span", status_badge(s), f" {counts[s]}", class_="chip") for s in STATUSES if counts[s]]
     return tag(
         "div",
-        tag("div", "machine", class_="eyebrow"),
+        tag("div", "unpublished runs" if machine == "local" else "machine", class_="eyebrow"),
         tag("h1", machine),
         tag("div", *chips[1:], class_="chips"),
         tag("div", *badges, class_="chips", aria_label="rows by status"),
@@ -214,9 +214,14 @@ _AREAS = {
         "bytes.",
     ),
     "parallel": _Area(
-        names=tables.PARALLEL_AREAS,
+        names=("data_parallel",),
         title="Data parallelism",
         lede="What a step spends on communication, and how much of it runs behind the computation.",
+    ),
+    "sharding": _Area(
+        names=("sharding",),
+        title="Sharding",
+        lede="Optimizer state, gradients and parameters spread over ranks: what a step takes, and what a rank holds.",
     ),
     "policies": _Area(
         names=tables.MEMORY_AREAS,
@@ -236,6 +241,8 @@ def _drawn(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         return charts.collective_charts(chosen, is_peer)
     if name == "policies":
         return charts.policy_charts(chosen)
+    if name == "sharding":
+        return [*charts.parallel_charts(chosen), *charts.component_charts(chosen)]
     return charts.parallel_charts(chosen)
 
 
@@ -253,6 +260,11 @@ def _tabulated(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[tupl
         return [("collectives", "Collectives", tables.collectives(chosen))]
     if name == "policies":
         return [("memory", "Peak memory", tables.memory(chosen))]
+    if name == "sharding":
+        return [
+            ("sharding", "Sharded variants", tables.parallel(chosen, is_peer)),
+            ("components", "Everything measured about them", tables.every_row(chosen)),
+        ]
     return [("parallel", "Data-parallel variants", tables.parallel(chosen, is_peer))]
 
 

@@ -96,6 +96,24 @@ def test_predicted_peaks_stand_across_the_measured_bars():
     assert [point.y for point in predicted.points] == [3900, 1000, None] and predicted.bound
 
 
+def test_what_a_rank_holds_is_stacked_beside_the_predicted_sum():
+    metrics = {
+        f"after_step_{name}": {
+            "value": size * 2**20,
+            "unit": "byte",
+            "better": "lower",
+            "predicted": 2.0 * 2**20,
+        }
+        for name, size in (("parameters", 2), ("optimizer", 4))
+    }
+    rows = [row("sharding/zero1/train_step/toy,B4,S128,fp32,w2", 1.0, metrics=metrics),
+            row("sharding/fsdp/train_step/toy,B4,S128,fp32,w2", status="oom", metrics=metrics)]  # fmt: skip
+    (chart,) = charts.component_charts(latest(rows))
+    assert chart.x.categories == ("zero1",)
+    assert [(one.name, one.points[0].y, one.bound) for one in chart.series] == [
+        ("parameters", 2, False), ("optimizer", 4, False), ("predicted in all", 4, True)]  # fmt: skip
+
+
 def test_a_row_that_kept_its_timeline_has_a_chart():
     (chart,) = charts.memory_charts(latest(memory_rows()))
     assert [point.y for point in chart.series[0].points] == [1024, 1024, 4000, 4000, 1024]

@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Chart
 from benchmarks.report.html import Html, embedded_json, join, tag
-from benchmarks.report.sections import Page, Section, machine_sections
+from benchmarks.report.parts import Page, Section
+from benchmarks.report.sections import machine_sections
 from benchmarks.report.style import DARK, LIGHT, Theme
 from benchmarks.report.tables import IsPeer
 from benchmarks.report.trends import Commit

@@ -4,12 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
+from benchmarks.report.chart import Axis, Chart, Point, Series, file_name
 from benchmarks.report.facts import Facts, contexts, peak_of
 from benchmarks.report.tables import (
     ATTENTION_AREAS,
     COLLECTIVE_AREAS,
-    MEMORY_AREAS,
     PARALLEL_AREAS,
     STEP_AREAS,
     STEP_PHASES,
@@ -19,8 +18,6 @@ from benchmarks.report.tables import (
     hidden_exposed,
     rate_unit,
 )
-
-MIB = 2**20
 
 
 def colors(facts: Iterable[Facts], is_peer: IsPeer) -> dict[str, int]:
@@ -72,7 +69,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         charts.append(
             Chart(
                 id=file_name(f"attention {phase} {rest}", [chart.id for chart in charts]),
-                title=f"Attention {_words(phase)}: rate against length ({rest})",
+                title=f"Attention {words(phase)}: rate against length ({rest})",
                 kind="line",
                 x=Axis(label="sequence length" + ("" if square else " (queries)"), log=2, unit="count"),
                 y=Axis(label=unit_name, log=10),
@@ -90,7 +87,8 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
     return charts
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
+    """A name from a case id as one says it."""
     return name.replace("forward_backward", "forward + backward").replace("_", " ")
 
 
@@ -193,7 +191,7 @@ def collective_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
             charts.append(
                 Chart(
                     id=file_name(f"{phase} {quantity}", [chart.id for chart in charts]),
-                    title=f"{_words(phase).capitalize()}: {quantity} against size",
+                    title=f"{words(phase).capitalize()}: {quantity} against size",
                     kind="line",
                     x=Axis(label="payload", log=10, unit="bytes"),
                     y=Axis(label=label, log=10),
@@ -214,9 +212,9 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
     for fact in facts:
         if fact.area in PARALLEL_AREAS and fact.seconds is not None:
             rest = ",".join(p for p in fact.parameters.split(",") if not p.startswith("bucket"))
-            groups[(fact.row.machine, fact.phase, rest)].append(fact)
+            groups[(fact.row.machine, fact.area, fact.phase, rest)].append(fact)
     charts: list[Chart] = []
-    for (_, phase, rest), group in groups.items():
+    for (_, area, phase, rest), group in groups.items():
         parts: dict[str, list[Point]] = {
             "computation": [],
             "exposed communication": [],
@@ -239,8 +237,8 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
         labels = [fact.target + (f" · {b} MB" if (b := fact.shape.get("bucket")) else "") for fact in group]
         charts.append(
             Chart(
-                id=file_name(f"data parallel {phase} {rest}", [chart.id for chart in charts]),
-                title=f"Data parallelism: what a step is made of ({rest})",
+                id=file_name(f"{area} {phase} {rest}", [chart.id for chart in charts]),
+                title=f"{words(area).capitalize()}: what a step is made of ({rest})",
                 kind="bars",
                 x=Axis(label="", categories=tuple(labels)),
                 y=Axis(label="median ms a step, slowest rank", zero=True),
@@ -254,74 +252,3 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
             )
         )
     return charts
-
-
-def policy_charts(facts: Sequence[Facts]) -> list[Chart]:
-    """Measured peak memory as bars with the predicted one as a line across, a chart for each phase and shape."""
-    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
-    for fact in facts:
-        if fact.area in MEMORY_AREAS and fact.metric("peak_memory") is not None:
-            rest = ",".join(part for part in fact.parameters.split(",") if not part.startswith("group"))
-            groups[(fact.row.machine, fact.phase, rest)].append(fact)
-    charts: list[Chart] = []
-    for (_, phase, rest), group in groups.items():
-        series = []
-        for color, (name, metric) in enumerate(
-            (("measured", "peak_memory"), ("predicted", "predicted_peak"))
-        ):
-            points = []
-            for place, fact in enumerate(group):
-                value = fact.metric(metric)
-                note = f"{name} {value / MIB:,.1f} MiB" if value is not None else f"not {name}"
-                points.append(Point(x=place, y=value / MIB if value is not None else None, note=note))
-            bound = name == "predicted"
-            series.append(Series(name=name, points=tuple(points), color=-1 if bound else color, bound=bound))
-        names = [fact.target + (f" of {size}" if (size := fact.shape.get("group")) else "") for fact in group]
-        charts.append(
-            Chart(
-                id=file_name(f"memory {phase} {rest}", [chart.id for chart in charts]),
-                title=f"Peak memory, {_words(phase)} ({rest})",
-                kind="bars",
-                x=Axis(label="", categories=tuple(names)),
-                y=Axis(label="MiB", zero=True),
-                series=tuple(series),
-                caption="Lower is better. The line across a bar is what the planner predicted.",
-                context=tuple(contexts(group)),
-            )
-        )
-    return charts
-
-
-def memory_chart(
-    samples: Sequence[tuple[float, float]],
-    *,
-    phases: Sequence[tuple[float, str]] = (),
-    title: str = "Active memory",
-    context: Sequence[str] = (),
-) -> Chart:
-    """Active memory over time.
-
-    Args:
-        samples: (seconds, bytes) in order of time; a value holds until the next.
-        phases: (seconds at which it begins, name).
-        title: of the chart.
-        context: provenance lines.
-    """
-    points = []
-    for index, (seconds, used) in enumerate(samples):
-        if index:  # a step: the value held until now
-            points.append(Point(x=seconds * 1e3, y=samples[index - 1][1] / MIB))
-        points.append(
-            Point(x=seconds * 1e3, y=used / MIB, note=f"{used / MIB:.1f} MiB at {seconds * 1e3:.3f} ms")
-        )
-    return Chart(
-        id=file_name(f"memory {title}"),
-        title=title,
-        kind="line",
-        x=Axis(label="ms"),
-        y=Axis(label="MiB", zero=True),
-        series=(Series(name="active memory", points=tuple(points), color=0, fill=True),),
-        marks=tuple(Mark(x=seconds * 1e3, label=name, kind="phase") for seconds, name in phases),
-        caption=f"Highest {max((used for _, used in samples), default=0) / MIB:.1f} MiB.",
-        context=tuple(context),
-    )

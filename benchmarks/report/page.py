@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Chart
 from benchmarks.report.html import Html, embedded_json, join, tag
-from benchmarks.report.sections import Page, Section, machine_sections
+from benchmarks.report.parts import Page, Section
+from benchmarks.report.sections import machine_sections
 from benchmarks.report.style import DARK, LIGHT, Theme
 from benchmarks.report.tables import IsPeer
 from benchmarks.report.trends import Commit
@@ -52,7 +53,6 @@ def build_page(
     commits: Sequence[Commit] = (),
     findings: Iterable[Mapping[str, Any]] = (),
     damaged: Sequence[str] = (),
-    timelines: Sequence[Chart] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> Made:
     """Make the page from rows.
@@ -64,7 +64,6 @@ def build_page(
         findings: the gate's regressions: dicts with "case", "commits" (hashes, oldest first: one blamed, or a
             range), "ratio" (new over old seconds) and, where several machines are shown, "machine".
         damaged: a line for each result file that could not be read.
-        timelines: memory charts.
         links: further pages beside this one, as (text, relative address).
     """
     by_machine: dict[str, list[Row]] = defaultdict(list)
@@ -77,7 +76,7 @@ def build_page(
     order = sorted(by_machine, key=lambda m: max(row.started_at for row in by_machine[m]), reverse=True)
     for machine in sorted(order, key=lambda m: not _of(found, m, by_machine)):
         identity, sections, body = machine_sections(
-            page, by_machine[machine], _of(found, machine, by_machine), timelines if not machines else ()
+            page, by_machine[machine], _of(found, machine, by_machine)
         )
         machines.append((identity, machine, sections, body))
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)

@@ -156,18 +156,21 @@ def tick_text(value: float, unit: str = "") -> str:
 
 
 def _bars(axes: Any, chart: Chart) -> None:
-    """Stacked horizontal bars, first category on top."""
+    """Stacked horizontal bars, first category on top; bounds as lines across them."""
     count = len(chart.x.categories)
     left = [0.0] * count
+    reach = [0.0] * count  # of bars and bounds: where a bar's number has room
     for series in chart.series:
+        if series.bound:
+            places = [(int(point.x), point.y) for point in series.points if point.y is not None]
+            rows, at = [place for place, _ in places], [value for _, value in places]
+            axes.plot(at, rows, "|", color=LIGHT.ink, markersize=16, markeredgewidth=1.5, label=series.name)
+            for place, value in places:
+                reach[place] = max(reach[place], value)
+            continue
         widths = [0.0] * count
         for point in series.points:
             widths[int(point.x)] = point.y or 0.0
-        if series.bound:
-            places = [point for point in series.points if point.y is not None]
-            at, rows = [point.y for point in places], [point.x for point in places]
-            axes.plot(at, rows, "|", color=LIGHT.ink, markersize=16, markeredgewidth=1.5, label=series.name)
-            continue
         axes.barh(
             range(count),
             widths,
@@ -178,10 +181,10 @@ def _bars(axes: Any, chart: Chart) -> None:
             label=series.name,
         )
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, total in enumerate(left):
-        axes.annotate(
-            f" {total:.4g}", (total, place), va="center", fontsize=8, color=LIGHT.muted, annotation_clip=False
-        )
+    reach = [max(pair) for pair in zip(left, reach, strict=True)]
+    for place, (total, end) in enumerate(zip(left, reach, strict=True)):
+        axes.annotate(f" {total:.4g}", (end, place), va="center", fontsize=8, color=LIGHT.muted)
+    axes.set_xlim(0, max(reach, default=0) * 1.12 or 1)
     axes.set_yticks(range(count), list(chart.x.categories))
     axes.invert_yaxis()
     axes.set_xlabel(chart.y.label)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _FORMAT_NAMES = {"md": "Markdown", "tex": "LaTeX", "typ": "Typst", "csv": "CSV"}
 _LONG_TEXT = {"reason", "notes", "finding", "commit", "check"}
 _RATIOS = {"peer/ours"}
+MANY_ROWS = 200  # from here on the browser lays a table out only when it comes into view
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Sheets:
                 aria_label=title,
             ),
             *(tag("div", line, class_="where") for line in context),
-            class_="sheet",
+            class_="sheet big" if len(rows) > MANY_ROWS else "sheet",
             id=identity,
         )
 

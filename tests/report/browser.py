@@ -96,12 +96,12 @@ class Browser:
         elif method == "Network.requestWillBeSent":
             self.requests.append(said["request"]["url"])
 
-    def open(self, path: Path, until: str, seconds: float = 20.0) -> None:
+    def open(self, path: Path, until: str, seconds: float = 60.0) -> None:
         """Load a file and wait until an expression holds."""
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait(until, seconds)
 
-    def wait(self, until: str, seconds: float = 10.0) -> None:
+    def wait(self, until: str, seconds: float = 30.0) -> None:
         """Wait until an expression of the page is true."""
         deadline = time.monotonic() + seconds
         while not self.value(f"Boolean({until})"):

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from benchmarks.report import charts
 from benchmarks.report.page import build_page
 from tests.report.browser import Browser, find_browser
 from tests.report.synthetic import COMMITS, FINDINGS, REGRESSED, STEADY, all_rows, is_peer
@@ -18,8 +17,7 @@ READY = "document.documentElement?.dataset.ready"
 
 @pytest.fixture(scope="module")
 def made():
-    timeline = charts.memory_chart([(0.0, 1e8), (0.01, 2e8)], phases=[(0.0, "forward")])
-    return build_page(all_rows(), is_peer=is_peer, commits=COMMITS, findings=FINDINGS, timelines=[timeline])
+    return build_page(all_rows(), is_peer=is_peer, commits=COMMITS, findings=FINDINGS)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.report import charts
+from benchmarks.report import charts, memory_charts
 from benchmarks.report.chart import file_name
 from benchmarks.report.facts import facts_of, latest
 from tests.report.synthetic import CPU_ENV, attention_rows, cpu_rows, is_peer, memory_rows, row, work
@@ -89,15 +89,40 @@ def test_data_parallel_bars_add_up_to_the_step():
 
 
 def test_predicted_peaks_stand_across_the_measured_bars():
-    (chart,) = charts.policy_charts(latest(memory_rows()))
+    (chart,) = memory_charts.policy_charts(latest(memory_rows()))
     assert chart.x.categories == ("none", "every", "group of 4")
     measured, predicted = chart.series
     assert [point.y for point in measured.points] == [4000, 900, 700] and not measured.bound
     assert [point.y for point in predicted.points] == [3900, 1000, None] and predicted.bound
 
 
+def test_what_a_rank_holds_is_stacked_beside_the_predicted_sum():
+    metrics = {
+        f"after_step_{name}": {
+            "value": size * 2**20,
+            "unit": "byte",
+            "better": "lower",
+            "predicted": 2.0 * 2**20,
+        }
+        for name, size in (("parameters", 2), ("optimizer", 4))
+    }
+    rows = [row("sharding/zero1/train_step/toy,B4,S128,fp32,w2", 1.0, metrics=metrics),
+            row("sharding/fsdp/train_step/toy,B4,S128,fp32,w2", status="oom", metrics=metrics)]  # fmt: skip
+    (chart,) = memory_charts.component_charts(latest(rows))
+    assert chart.x.categories == ("zero1",)
+    assert [(one.name, one.points[0].y, one.bound) for one in chart.series] == [
+        ("parameters", 2, False), ("optimizer", 4, False), ("predicted in all", 4, True)]  # fmt: skip
+
+
+def test_a_row_that_kept_its_timeline_has_a_chart():
+    (chart,) = memory_charts.memory_charts(latest(memory_rows()))
+    assert [point.y for point in chart.series[0].points] == [1024, 1024, 4000, 4000, 1024]
+    assert [(mark.x, mark.label) for mark in chart.marks] == [(0, "forward"), (15, "backward")]
+    assert "memory/none/train_step" in chart.title and chart.context
+
+
 def test_memory_is_drawn_as_steps():
-    chart = charts.memory_chart([(0.0, 0), (0.001, 2**20)], phases=[(0.0, "forward")])
+    chart = memory_charts.memory_chart([(0.0, 0), (0.001, 2**20)], phases=[(0.0, "forward")])
     assert [(point.x, point.y) for point in chart.series[0].points] == [(0, 0), (1, 0), (1, 1)]
     assert chart.marks[0].label == "forward" and "1.0 MiB" in chart.caption
 

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from benchmarks.report import charts
 from benchmarks.report.html import Html, embedded_json, tag, text
 from benchmarks.report.page import build_page
 from tests.report.synthetic import (
@@ -71,7 +70,6 @@ def made():
         commits=COMMITS,
         findings=FINDINGS,
         damaged=["records/x/<b>.jsonl: skipped, damaged: line 3"],
-        timelines=[charts.memory_chart([(0.0, 1e8), (0.01, 2e8)], phases=[(0.0, "forward")])],
     )
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy
 import pytest
 
-from benchmarks.report import charts, plots
+from benchmarks.report import charts, memory_charts, plots
 from benchmarks.report.chart import Axis, Chart, Point, Series
 from benchmarks.report.facts import latest
 from benchmarks.report.trends import trend_chart, trends
@@ -35,7 +35,7 @@ def line_chart(**fields):
 def test_every_kind_of_chart_is_drawn_as_png_and_svg(tmp_path):
     found = [
         charts.attention_charts(latest(attention_rows()), is_peer)[0],
-        charts.policy_charts(latest(memory_rows()))[0],
+        memory_charts.policy_charts(latest(memory_rows()))[0],
         trend_chart(trends(history_rows(), COMMITS, FINDINGS)[0], COMMITS),
     ]
     for chart in found:

@@ -39,7 +39,8 @@ function follow() {
   const block = target && target.closest(".machine");
   if (!block || block.classList.contains("shown")) return;
   showMachine(block.id);
-  target.scrollIntoView();
+  // Its figures find their width first.
+  requestAnimationFrame(() => requestAnimationFrame(() => target.scrollIntoView({ behavior: "instant" })));
 }
 
 function sortBy(table, column, header) {

@@ -15,12 +15,16 @@ COMMANDS = {
     "attention": "Time attention implementations beside their peers.",
     "collective": "Time collectives over ranks against payload.",
     "parallel": "Time data-parallel variants beside torch's.",
+    "plan": "Predict memory and step time of a model on up to 100,000 devices.",
     "run": "Measure cases of a tier and keep the rows.",
     "adopt": "File rows measured where git does not travel under their commit.",
     "gate": "Compare two sets of results and name what regressed.",
     "report": "Make tables and the page from results.",
     "doctor": "Say what this machine can run, and why not the rest.",
 }
+
+
+INTERRUPTED = 130
 
 
 def build() -> typer.Typer:
@@ -40,10 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT / "src"))
     try:
         status = build()(args=arguments, standalone_mode=False, prog_name="python -m benchmarks")
+        if status == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
+            print("interrupted; what was measured is kept", file=sys.stderr)
         return status if isinstance(status, int) else 0
-    except KeyboardInterrupt:
-        print("interrupted; what was measured is kept", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output has gone; flushing at exit must not complain about it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

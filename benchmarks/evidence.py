@@ -23,7 +23,7 @@ catches.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.measure.record import Row
@@ -34,21 +34,37 @@ class Rule:
     """When two sides differ.
 
     Attributes:
-        threshold: relative change of the statistic that counts.
+        threshold: relative change of the statistic that counts; with `absolute`, its difference.
         needed: observations a side for that.
         weak_threshold: what counts with fewer, for lack of anything better.
         processes: an observation is a process (CPU), not a repetition (GPU).
+        absolute: for shares from 0 to 1, of which 0.02 is not half of 0.04 but as good as equal.
     """
 
     threshold: float
     needed: int
     weak_threshold: float
     processes: bool
+    absolute: bool = False
+
+    def exceeds(self, old: float, new: float, threshold: float) -> bool:
+        """Whether the cost `new` is above `old` by more than the threshold; nothing is divided."""
+        # new > old first: inf (a rate of zero) does not exceed inf.
+        return new > old and new > (old + threshold if self.absolute else old * (1 + threshold))
+
+    def cost(self, value: float, better: str) -> float:
+        """What is worse when larger: of a rate its inverse, of a share that should be high its negative."""
+        if better == "lower":
+            return value
+        if self.absolute:
+            return -value
+        return 1 / value if value else math.inf
 
 
 CPU_TIME = Rule(threshold=0.075, needed=5, weak_threshold=0.5, processes=True)
 GPU_TIME = Rule(threshold=0.025, needed=10, weak_threshold=0.075, processes=False)
-# Bytes and counts do not scatter; allocators round a little.
+SHARE = Rule(threshold=0.1, needed=5, weak_threshold=0.3, processes=True, absolute=True)
+# Bytes do not scatter; allocators round a little.
 COUNT = Rule(threshold=0.02, needed=1, weak_threshold=0.02, processes=True)
 
 
@@ -86,8 +102,17 @@ class Evidence:
         differ."""
         if not self.rule.processes or len(self.observations) < 2:
             return True
-        first, second = sorted(_cost(value, self.better) for value in self.observations)[:2]
-        return not _exceeds(first, second, self.rule.threshold)
+        first, second = sorted(self.rule.cost(value, self.better) for value in self.observations)[:2]
+        return not self.rule.exceeds(first, second, self.rule.threshold)
+
+    def settled(self) -> "Evidence":
+        """The same if it is steady; else as if all processes had been as good as the best."""
+        if self.steady:
+            return self
+        return replace(self, observations=(self.value,) * len(self.observations))
+
+
+_EXACT_UNITS = ("byte", "bytes", "B", "KiB", "MiB", "GiB", "FLOP", "token", "step")
 
 
 class NotFiniteError(Exception):
@@ -121,7 +146,7 @@ def metric(rows: Iterable[Row], name: str) -> Evidence | None:
     if first.get("better") is None:
         return None
     unit = str(first.get("unit") or "")
-    rule = time_rule(having[0]) if unit in ("s", "ms", "us", "ns") or unit.endswith("/s") else COUNT
+    rule = COUNT if unit in _EXACT_UNITS else SHARE if unit in ("1",) else time_rule(having[0])
     groups = []
     for row in having:
         stored = row.metrics[name]
@@ -161,30 +186,18 @@ def worse(before: Evidence, after: Evidence) -> bool:
     """Whether `after` is worse than `before` beyond doubt; see the module's text."""
     rule = after.rule
     threshold = rule.threshold if before.enough and after.enough else rule.weak_threshold
-    # Seen as costs, which are worse when larger: a rate is turned upside down.
-    old, new = ([_cost(value, e.better) for value in e.observations] for e in (before, after))
+    old, new = ([rule.cost(value, e.better) for value in e.observations] for e in (before, after))
     if rule.processes:
         if not (before.steady and after.steady):
-            return _exceeds(max(old), min(new), threshold)
+            return rule.exceeds(max(old), min(new), threshold)
         quartiles = _quantile(old, 0.25), _quantile(new, 0.25)
-        return _exceeds(min(old), min(new), threshold) and _exceeds(*quartiles, threshold)
-    return _exceeds(median(old), median(new), threshold) and _quantile(new, 0.25) > _quantile(old, 0.75)
+        return rule.exceeds(min(old), min(new), threshold) and rule.exceeds(*quartiles, threshold)
+    return rule.exceeds(median(old), median(new), threshold) and _quantile(new, 0.25) > _quantile(old, 0.75)
 
 
 def better(before: Evidence, after: Evidence) -> bool:
     """Whether `after` is better than `before` beyond doubt."""
     return worse(after, before)
-
-
-def _cost(value: float, better: str) -> float:
-    if better == "lower":
-        return value
-    return 1 / value if value else math.inf
-
-
-def _exceeds(old: float, new: float, threshold: float) -> bool:
-    # A zero baseline: anything above it exceeds it; no division. inf <= inf: a rate of zero stayed zero.
-    return new > old and new > old * (1 + threshold)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

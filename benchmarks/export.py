@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.gate import circumstances
+from benchmarks.circumstances import circumstances
 from benchmarks.measure.provenance import git
 from benchmarks.measure.record import Row, finite_or_absent, safe_name, strict_json, write_atomically
 

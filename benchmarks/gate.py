@@ -8,11 +8,11 @@ order of commits in `history`.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchmarks import evidence
+from benchmarks.blame import blame
+from benchmarks.circumstances import differences
 from benchmarks.evidence import Evidence, NotFiniteError
-from benchmarks.history import Step, first_bad
 from benchmarks.measure.record import Row
 
 # Of the kinds found, the lowest status that is not 0 is the gate's; usage errors are 2.
@@ -27,15 +27,6 @@ STATUS = {
     "regressed": 13,
     "not_comparable": 14,
 }
-# Results that differ in one of these were made under other circumstances, also when one side does not know
-# it.
-_CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size")
-# How samples are taken decides what one is: with no warm-up the first call is a sample.
-_METHOD = ("warmup", "inner")
-_CPU_CIRCUMSTANCES = ("cpu", "cpu_count", "cpu_threads")
-# The tools decide what a sample is only where both sides went through them.
-_TOOLS = ("asv", "asv_runner", "pytest_benchmark")
-
 # Times an alarm is measured again while the machine is too busy to tell.
 ATTEMPTS = 3
 # remeasure(case ids, [commit or None for the work tree, ...]) -> the rows of each, measured alternately
@@ -56,6 +47,7 @@ class Finding:
         detail: one line: why, or what else is known.
         allowed: a missing case that may be missing.
         against: the commit whose result `baseline` is.
+        doubtful: the machine was too busy to tell whether it regressed: worth measuring again.
         confirmed: an alternating re-measurement confirmed the regression; None: there was none.
         good: the last commit before the regression, where the history knows.
         suspects: the commits that may have made it, oldest first; one is a proof.
@@ -71,6 +63,7 @@ class Finding:
     detail: str = ""
     allowed: bool = False
     against: str | None = None
+    doubtful: bool = False
     confirmed: bool | None = None
     good: str | None = None
     suspects: tuple[str, ...] = ()
@@ -146,6 +139,8 @@ def compare(
             findings.append(Finding(kind="missing", case=case, allowed=yes, detail=detail))
     if remeasure is not None:
         findings = _confirmed(findings, _commit(current), remeasure)
+    # Of what is not a regression, nobody is to blame.
+    findings = [f if f.kind == "regressed" else replace(f, good=None, suspects=()) for f in findings]
     return sorted(findings, key=lambda f: (f.status == 0, f.status, f.case, f.metric))
 
 
@@ -177,32 +172,6 @@ def _failure(rows: Sequence[Row]) -> Row | None:
         row for row in rows if (row.suite, row.run) == (newest.suite, newest.run) and row.status != "ok"
     ]
     return failed[0] if failed else None
-
-
-def circumstances(row: Row) -> dict[str, Any]:
-    """What must be equal for two rows of a case to be compared."""
-    names = _CIRCUMSTANCES if row.env.get("device") == "cuda" else (*_CIRCUMSTANCES, *_CPU_CIRCUMSTANCES)
-    return {
-        "machine": row.machine,
-        "suite": row.suite,
-        "version": row.version,
-        **{name: row.env.get(name) for name in (*names, *_METHOD)},
-    }
-
-
-def differences(one: Row, other: Row) -> list[str]:
-    """Why two rows of a case cannot be compared, one text a reason; empty when they can."""
-    before, after = circumstances(one), circumstances(other)
-    found = [
-        f"{name} {before.get(name)} -> {after.get(name)}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
-    for tool in _TOOLS:
-        versions = one.env.get(tool), other.env.get(tool)
-        if None not in versions and versions[0] != versions[1]:
-            found.append(f"{tool} {versions[0]} -> {versions[1]}")
-    return found
 
 
 def _case(case: str, old: list[Row], new: list[Row], series: Mapping[str, list[Row]]) -> list[Finding]:
@@ -253,7 +222,7 @@ def _quantities(
     for name in names:
         try:
             before, after = _evidence(old, name), _evidence(new, name)
-            results = {commit: value for commit, rows in past.items() if (value := _evidence(rows, name))}
+            series = {commit: _evidence(rows, name) for commit, rows in past.items()}
         except NotFiniteError:
             found.append(Finding(kind="failed", case=case, metric=name, detail="not a finite number"))
             continue
@@ -263,7 +232,7 @@ def _quantities(
             kind = "missing" if after is None else "new"
             found.append(Finding(kind=kind, case=case, metric=name, detail=f"{name} only on one side"))
             continue
-        found.append(_quantity(case, name, before, after, results, list(past), old[0].commit, _commit(new)))
+        found.append(_quantity(case, name, before, after, series, old[0].commit, _commit(new)))
     return found
 
 
@@ -278,28 +247,17 @@ def _quantity(
     name: str,
     before: Evidence,
     after: Evidence,
-    results: dict[str, Evidence],
-    commits: list[str],
+    past: Mapping[str, Evidence | None],
     old_commit: str | None,
     new_commit: str | None,
 ) -> Finding:
     """One quantity: against the best commit so far where there is a history, else against the baseline."""
     here = new_commit or "the work tree"
-    commits = [commit for commit in commits if commit != here]
-    # The same commit may be on both sides, from two files: then its older rows are no part of the series.
-    inside = old_commit in commits and old_commit in results
-    later = commits[commits.index(old_commit) + 1 :] if inside and old_commit else commits
-    commits, later = [*commits, here], [*later, here]
-    results = {**results, here: after}
-    outside = None if inside else before
-    step: Step[Evidence] | None = first_bad(commits, results, worse=evidence.worse, before=outside)
-    if step is None and evidence.worse(before, after):
-        # The baseline is a little better than the level that the history started from.
-        step = first_bad(later, results, worse=evidence.worse, before=before)
+    step, certain = blame(before, after, baseline=old_commit, current=here, past=past)
     best, against = before, old_commit
     if step is not None and step.best is not None:
         best, against = step.before, step.best
-    few = _doubts(best, after)
+    doubts = _doubts(best, after)
     finding = Finding(
         kind="unchanged",
         case=case,
@@ -308,15 +266,17 @@ def _quantity(
         current=after.value,
         ratio=evidence.ratio(best, after),
         unit=after.unit,
-        detail=few,
+        detail=doubts,
         against=against,
+        doubtful=not certain,
     )
     if step is None:
         return replace(finding, kind="improved") if evidence.better(before, after) else finding
     if against != old_commit:
-        finding = replace(finding, detail=_join("the best so far; baseline " + _number(before), few))
-    suspects = step.suspects if len(commits) > 1 else ()
-    return replace(finding, kind="regressed", good=step.good, suspects=suspects)
+        finding = replace(finding, detail=_join("the best so far; baseline " + _number(before), doubts))
+    # Two sides alone say nothing about the commits between them.
+    finding = replace(finding, good=step.good, suspects=step.suspects if past else ())
+    return replace(finding, kind="regressed") if certain else finding
 
 
 def _number(value: Evidence) -> str:
@@ -344,13 +304,14 @@ def _doubts(before: Evidence, after: Evidence) -> str:
 
 
 def _confirmed(findings: list[Finding], commit: str | None, remeasure: Remeasure) -> list[Finding]:
-    """Measure what regressed again, both commits alternating, and keep the alarms that show again.
+    """Measure what regressed or may have again, both commits alternating, and keep the alarms that show
+    again.
 
     Where the machine was too busy to tell, once and twice more, with all the re-measured processes together.
     """
     open_: dict[str, list[str]] = {}
     for finding in findings:
-        if finding.kind == "regressed" and finding.against is not None:
+        if (finding.kind == "regressed" or finding.doubtful) and finding.against is not None:
             cases = open_.setdefault(finding.against, [])
             if finding.case not in cases:
                 cases.append(finding.case)
@@ -366,7 +327,9 @@ def _confirmed(findings: list[Finding], commit: str | None, remeasure: Remeasure
             for against, cases in open_.items()
         }
     return [
-        _after(f, *again.get((f.against, f.case), ([], []))) if f.kind == "regressed" and f.against else f
+        _after(f, *again.get((f.against, f.case), ([], [])))
+        if (f.kind == "regressed" or f.doubtful) and f.against
+        else f
         for f in findings
     ]
 
@@ -393,8 +356,14 @@ def _after(finding: Finding, old: Sequence[Row], new: Sequence[Row]) -> Finding:
     factor = evidence.ratio(before, after)
     said = "from zero" if factor is None else f"x{factor:.3g}"
     if evidence.worse(before, after):
-        return replace(finding, confirmed=True, detail=_join(finding.detail, f"{said} measured again"))
+        return replace(
+            finding, kind="regressed", confirmed=True, detail=_join(finding.detail, f"{said} measured again")
+        )
+    if finding.doubtful:
+        return replace(
+            finding, confirmed=False, detail=_join(f"{said} measured again", _doubts(before, after))
+        )
     seen = "from zero" if finding.ratio is None else f"x{finding.ratio:.3g}"
     detail = f"alarm not confirmed: {seen} in the rows, {said} measured again, alternating"
     detail = _join(detail, _doubts(before, after))
-    return replace(finding, kind="unchanged", confirmed=False, detail=detail, good=None, suspects=())
+    return replace(finding, kind="unchanged", confirmed=False, detail=detail)

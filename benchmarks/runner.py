@@ -4,6 +4,7 @@ A case that fails is a row that says why and the rest go on. Memory is released 
 one cell's tensors nor its failure reach the next.
 """
 
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -131,6 +132,8 @@ def run_cases(
         started = datetime.now(UTC).isoformat(timespec="seconds")
         outcome = measure(case, device, policy, prepare)
         env = template.env | {"world_size": case.world_size, "state": outcome.state}
+        if device == "cpu" and case.world_size > (os.cpu_count() or 1):
+            env["oversubscribed"] = True  # says little about speed; the gate leaves it alone
         if process is not None:
             env["process"] = process
         row = replace(

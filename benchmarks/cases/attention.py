@@ -68,6 +68,7 @@ def cases() -> list[Case]:
     # (c) headline
     for width in (64, 128):
         found += _each(heads=16, queries=16384, head_dim=width, tier="standard")
+    found += _each(dtypes=("fp32", "tf32"), heads=16, queries=4096, head_dim=64, tier="standard")
     # (a) the attention module without heads
     for width in (16, 32, 64, 128):
         for length in (256, 1024, 4096, 8192, 16384):

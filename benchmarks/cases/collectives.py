@@ -88,7 +88,7 @@ def prepare(one: Case, device: str) -> Prepared:
     name = ROWS[one.target].collectives[one.phase]
 
     def ranks(function: Any, *arguments: Any) -> list[Any]:
-        return on_ranks(one.world_size, device, function, *arguments)
+        return on_ranks(one.world_size, device, function, *arguments, name=one.id)
 
     payload = ranks(_make, one.id, name, one.shape["bytes"], device)[0]
 

@@ -1,21 +1,19 @@
 """Data parallelism: one training step on every rank, naive to bucketed, beside torch's (SPEC 8.3)."""
 
-import contextlib
 import math
-from statistics import median
 from typing import Any
 
+from benchmarks.cases import rank_step
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.cases.collectives import enough_devices
 from benchmarks.cases.collectives import runs_here as two_ranks_run_here
 from benchmarks.cases.registries import ruler_module
 from benchmarks.measure.clock import slowest_rank
-from benchmarks.measure.ranks import drop, keep, kept, on_ranks
+from benchmarks.measure.ranks import drop, on_ranks
 
 AREA = "data_parallel"
 PHASE = "train_step"
 ROWS = {row.name: row for row in ruler_module("parallel/registry.py").DATA_PARALLEL}
-LOGGED_STEPS = 5
 _MODELS = ruler_module("specs/model.py")
 
 
@@ -30,17 +28,30 @@ def case(
     bucket_mb: int | None = None,
     tier: str = "standard",
 ) -> Case:
-    """One step of `preset` with the global batch `batch` spread over the ranks; buckets in MB, 25 by default."""
-    model = _MODELS.get_model(preset, batch_size=batch, context_length=context)
-    if model.batch_size % world_size:
-        raise ValueError(f"a global batch of {model.batch_size} does not divide over {world_size} ranks")
-    shape: dict[str, Any] = {"preset": preset, "B": model.batch_size, "S": model.context_length}
+    """One step of `preset` with the global batch `batch` spread over the ranks; buckets in MB, 25 by default.
+
+    Raises:
+        ValueError: the batch does not divide over the ranks.
+    """
+    shape = step_shape(preset, world_size, batch, context)
     if bucket_mb is not None and ROWS[target].buckets:
         shape["bucket"] = bucket_mb
     return Case(
         area=AREA, target=target, phase=PHASE, shape=shape, dtype=dtype, world_size=world_size, tier=tier,
         peer=ROWS[target].peer,
     )  # fmt: skip
+
+
+def step_shape(preset: str, world_size: int, batch: int | None, context: int | None) -> dict[str, Any]:
+    """The shape of a step that is spread over ranks.
+
+    Raises:
+        ValueError: unknown preset, or a batch that does not divide over the ranks.
+    """
+    model = _MODELS.get_model(preset, batch_size=batch, context_length=context)
+    if model.batch_size % world_size:
+        raise ValueError(f"a global batch of {model.batch_size} does not divide over {world_size} ranks")
+    return {"preset": preset, "B": model.batch_size, "S": model.context_length}
 
 
 def cases() -> list[Case]:
@@ -72,50 +83,41 @@ def prepare(one: Case, device: str) -> Prepared:
 
     enough_devices(one.world_size, device)
     config = get_model(one.shape["preset"], batch_size=one.shape["B"], context_length=one.shape["S"])
+    plan = rank_step.Plan(
+        area=one.area,
+        target=one.target,
+        config=config,
+        dtype=one.dtype,
+        device=device,
+        bucket_mb=one.shape.get("bucket"),
+    )
+    made = False
 
-    def ranks(function: Any, *arguments: Any, timeout_seconds: float = 120) -> list[Any]:
-        return on_ranks(one.world_size, device, function, *arguments, timeout_seconds=timeout_seconds)
-
-    plan = (one.id, one.target, one.shape.get("bucket"), config, one.dtype, device)
-    state = {"made": False}
+    def ranks(function: Any, *arguments: Any) -> list[Any]:
+        return on_ranks(one.world_size, device, function, *arguments, timeout_seconds=120, name=one.id)
 
     def run() -> list[float]:
-        if not state["made"]:  # after the check, which uses the ranks' place too
-            ranks(_make, *plan)
-            state["made"] = True
-        return ranks(_repetition, one.id)
+        nonlocal made
+        if not made:  # after the check, which uses the ranks' place too
+            ranks(rank_step.make, one.id, plan)
+            made = True
+        return ranks(rank_step.repetition, one.id)
 
     def check() -> Check:
-        results = ranks(_check, *plan)
-        state["made"] = False
+        nonlocal made
+        made = False
+        results = ranks(rank_step.check, plan)
         error, budget = max(results, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / pair[1])
         return Check(error=error, budget=budget)
 
     def metrics() -> dict[str, dict[str, Any]]:
-        logged = ranks(_communication, one.id)
-        slowest = max(range(len(logged)), key=lambda rank: logged[rank]["communication"])
-        found = {
-            "communication": {"value": logged[slowest]["communication"], "unit": "s", "better": "lower"},
-            "peak_memory": {
-                "value": max(entry["peak"] for entry in logged),
-                "unit": "byte",
-                "better": "lower",
-            },
-        }
-        if logged[slowest]["hidden"] is not None:
-            found["hidden_share"] = {"value": logged[slowest]["hidden"], "unit": "1", "better": "higher"}
-        if found["peak_memory"]["value"] == 0:
-            del found["peak_memory"]
-        return found
-
-    def close() -> None:
-        on_ranks(one.world_size, device, drop)
+        return communication_metrics(ranks(rank_step.communication, one.id))
 
     flops = ruler_module("accounting/flops.py").model_flops(config, phase=PHASE, causal_half=True)
     return Prepared(
         run=run,
         clock=slowest_rank,
-        close=close,
+        close=lambda: _close(one, device),
         work=Work(flops=flops.total, tokens=config.batch_size * config.context_length),
         check=check,
         metrics=metrics,
@@ -123,153 +125,24 @@ def prepare(one: Case, device: str) -> Prepared:
     )
 
 
-def _attention(device: str, dtype: Any) -> str:
-    """The fastest attention of torch that takes the dtype: a step's communication stands beside a good step."""
-    if device == "cpu":
-        return "sdpa-math"
-    return (
-        "sdpa-flash"
-        if dtype.autocast or dtype.bytes == 2
-        else "sdpa-efficient"
-        if dtype.bytes == 4
-        else "sdpa-math"
-    )
+def _close(one: Case, device: str) -> None:
+    on_ranks(one.world_size, device, drop)
 
 
-# What follows runs on the ranks.
-
-
-class RankStep:
-    """One rank's model, wrapper, optimizer and part of the global batch."""
-
-    def __init__(
-        self, target: str, bucket_mb: int | None, config: Any, dtype: str, device: str, logged: bool = False
-    ) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from trainstep.model.transformer import TransformerLM
-        from trainstep.parallel.communication import CommunicationLog
-        from trainstep.parallel.launch import rank_device
-        from trainstep.specs.dtype import get_dtype
-
-        registry = ruler_module("parallel/registry.py")
-        self.device, self.spec = rank_device(), get_dtype(dtype)
-        torch.manual_seed(0)
-        model = TransformerLM(
-            config.with_overrides(attention=_attention(device, self.spec)),
-            device=self.device,
-            dtype=getattr(torch, self.spec.torch_name),
-        )
-        options = {"bucket_size_mb": bucket_mb} if bucket_mb is not None else {}
-        self.log = CommunicationLog(self.device) if logged else None
-        wrapper = registry.load_data_parallel(registry.get_data_parallel(target))
-        self.wrapper = wrapper(model, communication=self.log, **options)
-        self.optimizer = torch.optim.AdamW(self.wrapper.parameters(), lr=1e-5, fused=True)
-        generator = torch.Generator(device=self.device).manual_seed(0)
-        shape = (config.batch_size, config.context_length + 1)
-        tokens = torch.randint(config.vocab_size, shape, device=self.device, generator=generator)
-        self.all_tokens = tokens
-        self.tokens = tokens.tensor_split(dist.get_world_size())[dist.get_rank()]
-
-    def loss(self, model: Any, tokens: Any) -> Any:
-        """Mean cross-entropy of `tokens` [B, S+1] under autocast where the dtype asks for it."""
-        import torch
-
-        from trainstep.model.loss import cross_entropy
-
-        autocast: Any = contextlib.nullcontext()
-        if self.spec.autocast:
-            autocast = torch.autocast(self.device.type, dtype=getattr(torch, self.spec.autocast))
-        with autocast:
-            return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-
-    def gradients(self) -> None:
-        """Forward, backward and the reduction."""
-        self.loss(self.wrapper, self.tokens).backward()
-        self.wrapper.finish_gradient_synchronization()
-
-    def step(self) -> None:
-        """A whole training step but for dropping the gradients."""
-        self.gradients()
-        self.optimizer.step()
-
-
-def _make(case_id: str, target: str, bucket_mb: int | None, config: Any, dtype: str, device: str) -> None:
-    drop()
-    plan = (target, bucket_mb, config, dtype, device)
-    keep(case_id, {"step": RankStep(*plan), "plan": plan})
-
-
-def _repetition(case_id: str) -> float:
-    import torch.distributed as dist
-
-    from benchmarks.measure.clock import host_clock
-
-    step = kept(case_id)["step"]
-    step.optimizer.zero_grad(set_to_none=True)
-    clock = host_clock(step.device.type)
-    clock.synchronize()
-    dist.barrier()
-    return clock(step.step)
-
-
-def _communication(case_id: str) -> dict[str, float | None]:
-    """Median communication time and hidden share of some steps of a wrapper that notes them."""
-    import torch
-
-    state = kept(case_id)
-    step = state["step"]
-    cuda = step.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated() if cuda else 0
-    plan = state["plan"]
-    state.clear()
-    del step
-    drop()
-    target, bucket_mb, config, dtype, device = plan
-    logged = RankStep(target, bucket_mb, config, dtype, device, logged=True)
-    keep(case_id, {"step": logged, "plan": plan})
-    log: Any = logged.log
-    seconds, shares = [], []
-    for index in range(LOGGED_STEPS + 1):
-        logged.optimizer.zero_grad(set_to_none=True)
-        log.reset()
-        logged.step()
-        times = log.read()
-        if index:  # the first step allocates
-            seconds.append(times.total_seconds)
-            shares.append(times.hidden_share)
-    known = [share for share in shares if share is not None]
-    return {"communication": median(seconds), "hidden": median(known) if known else None, "peak": peak}
-
-
-def _check(
-    case_id: str, target: str, bucket_mb: int | None, config: Any, dtype: str, device: str
-) -> tuple[float, float]:
-    """Reduced gradients of a small model beside those of one process over the whole batch, in float64.
-
-    Returns:
-        The largest error as a share of its budget, and 1.
-    """
-    import torch
-    import torch.distributed as dist
-
-    from benchmarks.measure.error_budget import GRADIENT_FACTOR, budget, largest_error
-    from trainstep.specs.model import get_model
-
-    drop()
-    small = get_model("toy", batch_size=2 * dist.get_world_size(), context_length=32)
-    ours = RankStep(target, bucket_mb, small, dtype, device)
-    ours.gradients()
-
-    def whole(dtype: str) -> list[Any]:
-        one = RankStep("naive", None, small, dtype, device)
-        one.loss(one.wrapper.module, one.all_tokens).backward()
-        return [parameter.grad for parameter in one.wrapper.module.parameters()]
-
-    shares = []
-    with torch.no_grad():
-        got = [parameter.grad for parameter in ours.wrapper.module.parameters()]
-    for mine, plain, exact in zip(got, whole(dtype), whole("fp64"), strict=True):
-        shares.append(largest_error(mine, exact) / budget(plain, exact, GRADIENT_FACTOR, exact))
-    return max(shares, key=lambda share: (share != share, share)), 1.0
+def communication_metrics(logged: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Metrics of the rank that communicated longest, and the largest peak of any."""
+    slowest = max(logged, key=lambda entry: entry["communication"])
+    found: dict[str, dict[str, Any]] = {
+        "communication": {
+            "value": slowest["communication"],
+            "unit": "s",
+            "better": "lower",
+            "spans": slowest["spans"],
+            "waits": slowest["waits"],
+        }
+    }
+    if slowest["hidden"] is not None:
+        found["hidden_share"] = {"value": slowest["hidden"], "unit": "1", "better": "higher"}
+    if peak := max(entry["peak"] for entry in logged):
+        found["peak_memory"] = {"value": peak, "unit": "byte", "better": "lower"}
+    return found

@@ -128,8 +128,8 @@ def _remeasure(rows: "Sequence[Row]") -> "Remeasure | None":
 
     if not rows or head_commit(ROOT) is None:
         return None
-    device = rows[0].env.get("device")
-    if not _is_here(rows[0]):
+    device = _device_here(rows[0])
+    if device is None:
         return None
 
     def again(case_ids: list[str], commits: list[str | None]) -> "list[list[Row]]":
@@ -141,23 +141,26 @@ def _remeasure(rows: "Sequence[Row]") -> "Remeasure | None":
             def progress(done: int, total: int) -> None:
                 status.update(f"measuring {len(case_ids)} again at {names}: process {done + 1} of {total}")
 
-            return alternate(ROOT, commits, case_ids, device=str(device), progress=progress)
+            return alternate(ROOT, commits, case_ids, device=device, progress=progress)
 
     return again
 
 
-def _is_here(row: "Row") -> bool:
-    """Whether a row was measured on hardware like this machine's."""
+def _device_here(row: "Row") -> str | None:
+    """The device to measure on again, when the row was measured on hardware like this machine's; else
+    None."""
     import torch
 
     from benchmarks.measure.provenance import environment
 
     device = row.env.get("device")
+    if device is None:  # asv's own rows do not know; those of no named machine are this one's
+        return "cpu" if row.machine == "local" and not torch.cuda.is_available() else None
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        return False
+        return None
     name = "gpu" if device == "cuda" else "cpu"
     here = environment(device)
-    return here.get(name) == row.env.get(name) and here["torch"] == row.env.get("torch")
+    return device if here.get(name) == row.env.get(name) and here["torch"] == row.env.get("torch") else None
 
 
 def _print(findings: "Sequence[Finding]", before: Side, after: Side) -> None:
@@ -173,6 +176,12 @@ def _print(findings: "Sequence[Finding]", before: Side, after: Side) -> None:
             name, justify="right" if name in ("baseline", "current", "ratio") else "left", overflow="fold"
         )
     for finding in findings:
+        if (
+            finding.kind == "unchanged"
+            and finding.current is None
+            and not finding.detail.startswith("more ranks")
+        ):
+            continue  # nothing on either side, such as what asv calls n/a; the summary counts it
         case = finding.case if finding.metric == "seconds" else f"{finding.case} {finding.metric}"
         words = [
             finding.kind.replace("_", " "),

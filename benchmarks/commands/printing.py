@@ -33,8 +33,13 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 def _extra_columns() -> dict[str, dict[str, Callable[["Facts"], float | None]]]:
     """What an area shows besides times: column name -> value of a row."""
+    from benchmarks.report.facts import Facts
     from benchmarks.report.tables import algorithm_bandwidth, bus_bandwidth
 
+    parallel: dict[str, Callable[[Facts], float | None]] = {
+        "communication ms": _milliseconds("communication"),
+        "hidden %": lambda fact: _scaled(fact.metric("hidden_share"), 100),
+    }
     return {
         "step": {
             "forward ms": _milliseconds("forward"),
@@ -53,9 +58,13 @@ def _extra_columns() -> dict[str, dict[str, Callable[["Facts"], float | None]]]:
             "busbw GB/s": lambda fact: _scaled(bus_bandwidth(fact), 1e-9),
             "sent MB": lambda fact: _scaled(fact.metric("bytes_sent"), 1e-6),
         },
-        "data_parallel": {
-            "communication ms": _milliseconds("communication"),
-            "hidden %": lambda fact: _scaled(fact.metric("hidden_share"), 100),
+        "data_parallel": parallel,
+        "sharding": parallel
+        | {
+            f"{component} MiB": lambda fact, name=f"after_step_{component}": _scaled(
+                fact.metric(name), 2**-20
+            )
+            for component in ("parameters", "gradients", "optimizer")
         },
     }
 

@@ -77,10 +77,7 @@ def make_report(
 
 
 def collect(results: Path) -> tuple[list[Row], list[str]]:
-    """Every row under a results directory, under today's case ids, and a line for each damaged file.
-
-    asv says n/a for combinations of its parameters that are no case: those are left out.
-    """
+    """Every row under a results directory, under today's case ids, and a line for each damaged file."""
     from benchmarks.cases import every_case
     from benchmarks.measure.record import load
 
@@ -88,14 +85,9 @@ def collect(results: Path) -> tuple[list[Row], list[str]]:
     if (results / "local").is_dir():
         # asv's configuration lies beside its local results.
         places += sorted(path for path in (results / "local").iterdir() if path.name != "asv.conf.json")
-    cases = every_case()
-    today = {old: case.id for case in cases for old in case.was}
-    known = {case.id for case in cases}
+    today = {old: case.id for case in every_case() for old in case.was}
     rows, damaged = load(path for path in places if path.is_dir() or path.suffix in (".json", ".jsonl"))
-    rows = [replace(row, case=today.get(row.case, row.case)) for row in rows]
-    return [
-        row for row in rows if row.suite != "asv" or row.status != "skipped" or row.case in known
-    ], damaged
+    return [replace(row, case=today.get(row.case, row.case)) for row in rows], damaged
 
 
 def first_parents(root: Path) -> list["Commit"]:

@@ -141,7 +141,7 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                     **machine.get("trainstep", {}),  # see conftest.py
                     "pytest_benchmark": data.get("version"),
                     "world_size": world_size,
-                    **machine.get("trainstep", {}),
+                    **extra.get("env", {}),
                 },
             )
         )

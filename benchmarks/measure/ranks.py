@@ -12,9 +12,16 @@ _pools: dict[tuple[int, str], Any] = {}
 
 
 def on_ranks(
-    world_size: int, device: str, function: Callable[..., Any], *args: Any, timeout_seconds: float = 60
+    world_size: int,
+    device: str,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_seconds: float = 60,
+    name: str | None = None,
 ) -> list[Any]:
     """Run `function(*args)` on every rank of the shared pool and bring back what each returned.
+
+    `name` is what a failure or a timeout calls the work: the case's id.
 
     Raises:
         RankFailure: a rank raised, died or did not answer in time. The pool is gone afterwards.
@@ -26,7 +33,7 @@ def on_ranks(
         close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
         _pools[key] = Ranks(world_size, device=device)
     try:
-        return _pools[key].run(function, *args, timeout_seconds=timeout_seconds)
+        return _pools[key].run(function, *args, timeout_seconds=timeout_seconds, name=name)
     except BaseException:
         close_ranks()
         raise

@@ -1,8 +1,8 @@
 """Make the site that `asv publish` wrote readable offline, from file://.
 
-asv's own pages take their scripts from the network. asv-tachyon's pages bring theirs along, but as a module that
-fetches JSON, and browsers refuse both for file://. So its pages are installed, the results are put into a script
-beside them, and `fetch` is answered from there; over HTTP the same files work unchanged.
+asv's own pages take their scripts from the network. asv-tachyon's pages bring theirs along, but as a module
+that fetches JSON, and browsers refuse both for file://. So its pages are installed, the results are put into
+a script beside them, and `fetch` is answered from there; over HTTP the same files work unchanged.
 """
 
 import json
@@ -21,7 +21,7 @@ _SHIM = """(() => {
   window.fetch = (request, options) => {
     const asked = new URL(request instanceof Request ? request.url : request, location.href).pathname;
     const name = asked.startsWith(here) ? decodeURIComponent(asked.slice(here.length)) : null;
-    if (files.has(name)) return Promise.resolve(new Response(files.get(name), { headers: { "Content-Type": "application/json" } }));
+    if (files.has(name)) return Promise.resolve(new Response(files.get(name)));
     if (location.protocol === "file:") return Promise.resolve(new Response("", { status: 404 }));
     return real(request, options);
   };
@@ -30,7 +30,7 @@ _SHIM = """(() => {
 
 
 def make_offline(html_dir: Path) -> Path:
-    """Install asv-tachyon's pages over a published site and let them open from file://; returns the page's path.
+    """Install asv-tachyon's pages over a published site and let them open from file://; returns their path.
 
     Raises:
         ValueError: there is no published site, or asv-tachyon is missing or fails.

@@ -1,4 +1,4 @@
-"""The headline: how the best of our own stands beside the best peer, at the largest configuration of each family."""
+"""The headline: the best of our own beside the best peer, at the largest configuration of each family."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from benchmarks.report.facts import Facts, contexts
 from benchmarks.report.formats import number
 from benchmarks.report.html import Html, tag
-from benchmarks.report.tables import IsPeer
+from benchmarks.report.tables import IsPeer, flags
 
 MOST_CARDS, MOST_BARS = 8, 7
 
@@ -17,7 +17,7 @@ def _work(fact: Facts) -> float:
 
 
 def headline_groups(facts: Sequence[Facts], is_peer: IsPeer) -> list[list[Facts]]:
-    """For each area and phase, the rows of one run at its largest configuration where ours and a peer have a time.
+    """For each area and phase, one run's rows at the largest configuration where ours and a peer have a time.
 
     Rows are fastest first. Oversubscribed rows never make a headline.
     """
@@ -71,6 +71,7 @@ def card(group: Sequence[Facts], is_peer: IsPeer) -> Html:
         ),
         tag("div", said),
         tag("div", *bars, class_="bars"),
+        tag("div", f"Note: {notes}", class_="behind") if (notes := flags(ours)) else None,
         tag("div", tag("div", ours.parameters, class_="mono"), contexts([ours])[0], class_="where"),
         class_="card",
     )

@@ -1,4 +1,4 @@
-"""What a chart shows, apart from how it is drawn: matplotlib (`plots`) and the page draw the same description."""
+"""What a chart shows, apart from how it is drawn: `plots` and the page draw the same description."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,8 @@ class Point:
         x: number, or the index of a category.
         y: None is a gap: never drawn as zero, never joined over.
         note: what a reader sees on pointing at it, plain text.
-        status: why there is a gap ("oom", "error", ...), drawn as a mark on the chart's edge; None for a mere gap.
+        status: why there is a gap ("oom", "error", ...), drawn as a mark on the chart's edge; None for a mere
+            gap.
     """
 
     x: float
@@ -31,7 +32,7 @@ class Series:
         points: in the order of x.
         color: index into the palette of `style`; -1 is the neutral ink of bounds and formulas.
         peer: somebody else's work: drawn dashed.
-        bound: a line of what is possible: drawn thin, without points.
+        bound: what is possible or predicted: a thin line without points; across each bar instead of stacked.
         fill: the area under the line is filled (memory timelines).
     """
 
@@ -61,7 +62,14 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A place on the x axis to point out: a regression, a change of environment, the end of a phase."""
+    """A place on the x axis to point out.
+
+    Attributes:
+        x: where.
+        label: what to say there.
+        kind: "regression", a "possible" one, a "step" that was made good or is an improvement, a change of
+            "environment", the beginning of a "phase".
+    """
 
     x: float
     label: str

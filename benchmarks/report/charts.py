@@ -1,4 +1,4 @@
-"""Charts made from facts: which series, which axes, which gaps. Drawing them is `plots`' and the page's job."""
+"""Charts made from facts: which series, which axes, which gaps. `plots` and the page draw them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from benchmarks.report.facts import Facts, contexts, peak_of
 from benchmarks.report.tables import (
     ATTENTION_AREAS,
     COLLECTIVE_AREAS,
+    MEMORY_AREAS,
     PARALLEL_AREAS,
     STEP_AREAS,
     STEP_PHASES,
@@ -16,13 +17,14 @@ from benchmarks.report.tables import (
     algorithm_bandwidth,
     bus_bandwidth,
     hidden_exposed,
+    rate_unit,
 )
 
 MIB = 2**20
 
 
 def colors(facts: Iterable[Facts], is_peer: IsPeer) -> dict[str, int]:
-    """A color index for each target, our own first, so that a name keeps its color over all charts of a page."""
+    """A color index for each target, our own first, so that a name keeps its color over all charts."""
     targets = {(is_peer(fact.area, fact.target), fact.area, fact.target): None for fact in facts}
     areas: dict[str, list[str]] = defaultdict(list)
     for _, area, target in sorted(targets):
@@ -31,7 +33,7 @@ def colors(facts: Iterable[Facts], is_peer: IsPeer) -> dict[str, int]:
 
 
 def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
-    """Rate against length, a chart for each phase and shape, a line for each implementation, the peak above them.
+    """Rate against length: a chart for each phase and shape, a line for each implementation, the peak above.
 
     A configuration swept at a single length needs no chart; its table says it.
     """
@@ -47,6 +49,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         lengths = sorted({fact.shape["S"] for fact in group})
         if len(lengths) < 2:
             continue
+        unit, unit_name = rate_unit(group)
         by_target: dict[str, list[Facts]] = defaultdict(list)
         for fact in group:
             by_target[fact.target].append(fact)
@@ -55,7 +58,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
                 name=target,
                 color=palette[target],
                 peer=is_peer(one[0].area, target),
-                points=tuple(_rate_point(fact) for fact in sorted(one, key=lambda f: f.shape["S"])),
+                points=tuple(_rate_point(fact, unit) for fact in sorted(one, key=lambda f: f.shape["S"])),
             )
             for target, one in by_target.items()
         ]
@@ -63,7 +66,7 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
         peak = peak_of(group[0].device_name, group[0].dtype)
         if peak:
             bound = [
-                Point(x=n, y=peak.flops_per_second / 1e12, note="compute peak of the device") for n in lengths
+                Point(x=n, y=peak.flops_per_second / unit, note="compute peak of the device") for n in lengths
             ]
             lines.append(Series(name="compute peak", points=tuple(bound), color=-1, bound=True))
         charts.append(
@@ -72,10 +75,10 @@ def attention_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
                 title=f"Attention {_words(phase)}: rate against length ({rest})",
                 kind="line",
                 x=Axis(label="sequence length" + ("" if square else " (queries)"), log=2, unit="count"),
-                y=Axis(label="TFLOP/s", log=10),
+                y=Axis(label=unit_name, log=10),
                 series=tuple(lines),
-                caption="Higher is better. Visible query-key pairs only are counted; the backward pass counts 2.5 "
-                "forward passes. Dashed lines are peers."
+                caption="Higher is better. Visible query-key pairs only are counted; the backward pass "
+                "counts 2.5 forward passes. Dashed lines are peers."
                 + (
                     " The thin line is the device's compute peak."
                     if peak
@@ -91,7 +94,7 @@ def _words(name: str) -> str:
     return name.replace("forward_backward", "forward + backward").replace("_", " ")
 
 
-def _rate_point(fact: Facts) -> Point:
+def _rate_point(fact: Facts, unit: float) -> Point:
     rate = fact.per_second("flops")
     if rate is None:
         reason = fact.row.reason or (
@@ -100,7 +103,7 @@ def _rate_point(fact: Facts) -> Point:
         return _gap(fact, fact.shape["S"], reason)
     share = fact.roofline_share
     note = _time_note(fact) + (f", {share:.1%} of the roofline" if share is not None else "")
-    return Point(x=fact.shape["S"], y=rate / 1e12, note=note)
+    return Point(x=fact.shape["S"], y=rate / unit, note=note)
 
 
 def _gap(fact: Facts, x: float, reason: str | None = None) -> Point:
@@ -147,8 +150,8 @@ def step_charts(facts: Sequence[Facts]) -> list[Chart]:
                 ),
                 y=Axis(label="median ms", zero=True),
                 series=tuple(series),
-                caption="Lower is better. Phases are timed with a synchronisation between them; the table's total is "
-                "timed without, and may be shorter than their sum.",
+                caption="Lower is better. Phases are timed with a synchronisation between them; the table's "
+                "total is timed without, and may be shorter than their sum.",
                 context=tuple(contexts(group)),
             )
         )
@@ -156,8 +159,10 @@ def step_charts(facts: Sequence[Facts]) -> list[Chart]:
 
 
 def collective_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
-    """Time and bus bandwidth against size, two charts for each collective, a line for each implementation and rank
-    count."""
+    """Time and bus bandwidth against size, a line for each implementation and rank count.
+
+    Two charts for each machine and collective.
+    """
     groups: dict[tuple[str, str], list[Facts]] = defaultdict(list)
     for fact in facts:
         if fact.area in COLLECTIVE_AREAS and fact.shape.get("bytes"):
@@ -201,8 +206,10 @@ def collective_charts(facts: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
 
 
 def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
-    """Data-parallel variants: computation, exposed and hidden communication of each step, one chart a machine, preset
-    and rank count."""
+    """Data-parallel variants: computation, exposed and hidden communication of each step.
+
+    One chart for each machine, preset and rank count.
+    """
     groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
     for fact in facts:
         if fact.area in PARALLEL_AREAS and fact.seconds is not None:
@@ -241,8 +248,44 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
                     Series(name=name, points=tuple(points), color=color)
                     for color, (name, points) in enumerate(parts.items())
                 ),
-                caption="Lower is better. Hidden communication runs while the processor computes: the bar's length is "
-                "the step, and only its exposed part would vanish with an infinitely fast network.",
+                caption="Lower is better. Hidden communication runs while the processor computes: the bar's "
+                "length is the step, and only its exposed part would vanish with an infinitely fast network.",
+                context=tuple(contexts(group)),
+            )
+        )
+    return charts
+
+
+def policy_charts(facts: Sequence[Facts]) -> list[Chart]:
+    """Measured peak memory as bars with the predicted one as a line across, a chart for each phase and shape."""
+    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        if fact.area in MEMORY_AREAS and fact.metric("peak_memory") is not None:
+            rest = ",".join(part for part in fact.parameters.split(",") if not part.startswith("group"))
+            groups[(fact.row.machine, fact.phase, rest)].append(fact)
+    charts: list[Chart] = []
+    for (_, phase, rest), group in groups.items():
+        series = []
+        for color, (name, metric) in enumerate(
+            (("measured", "peak_memory"), ("predicted", "predicted_peak"))
+        ):
+            points = []
+            for place, fact in enumerate(group):
+                value = fact.metric(metric)
+                note = f"{name} {value / MIB:,.1f} MiB" if value is not None else f"not {name}"
+                points.append(Point(x=place, y=value / MIB if value is not None else None, note=note))
+            bound = name == "predicted"
+            series.append(Series(name=name, points=tuple(points), color=-1 if bound else color, bound=bound))
+        names = [fact.target + (f" of {size}" if (size := fact.shape.get("group")) else "") for fact in group]
+        charts.append(
+            Chart(
+                id=file_name(f"memory {phase} {rest}", [chart.id for chart in charts]),
+                title=f"Peak memory, {_words(phase)} ({rest})",
+                kind="bars",
+                x=Axis(label="", categories=tuple(names)),
+                y=Axis(label="MiB", zero=True),
+                series=tuple(series),
+                caption="Lower is better. The line across a bar is what the planner predicted.",
                 context=tuple(contexts(group)),
             )
         )

@@ -1,4 +1,4 @@
-"""What a reader wants to know about one row: times, spread, rates, share of the roofline, and where it was measured.
+"""What a reader wants to know about one row: times, spread, rates, share of the roofline, provenance.
 
 Rates live here and nowhere else: a row stores seconds and the work one repetition must do, so that every
 table and every chart divides the same numbers in the same way. Absent means None, never NaN or zero.
@@ -25,7 +25,8 @@ class Summary:
         count: samples taken.
         mean, median, minimum: of the samples.
         std: standard deviation with n - 1 in the denominator, None for one sample.
-        spread: distance between the quartiles over the median, None for fewer than four samples or a zero median.
+        spread: distance between the quartiles over the median, None for fewer than four samples or a zero
+            median.
     """
 
     count: int
@@ -113,7 +114,7 @@ class Facts:
         return summarize(entry.get("samples") or [entry.get("value")])
 
     def per_second(self, metric: str) -> float | None:
-        """A work metric ("flops", "bytes", "tokens") over the median time; None where either is absent or zero."""
+        """A work metric ("flops", "bytes", "tokens") over the median time; None where one is missing."""
         work = self.metric(metric)
         return work / self.seconds if work is not None and self.seconds else None
 
@@ -125,7 +126,7 @@ class Facts:
 
     @property
     def attainable_flops_per_second(self) -> float | None:
-        """The roofline over this row on its ranks: the compute peak, or the intensity times the bandwidth if lower."""
+        """The roofline over this row on its ranks: the compute peak, or intensity times bandwidth."""
         peak = peak_of(self.device_name, self.dtype)
         if peak is None:
             return None
@@ -149,7 +150,7 @@ class Facts:
 
 
 def facts_of(row: Row) -> Facts:
-    """Take one row apart. A row whose id does not parse is kept, under the area "other" and its whole id as target."""
+    """Take one row apart. A row whose id does not parse is kept: area "other", the whole id as target."""
     time = summarize(row.samples_seconds) if row.status == "ok" else None
     try:
         parsed = parse_id(row.case)
@@ -164,11 +165,14 @@ def facts_of(row: Row) -> Facts:
 def latest(rows: Iterable[Row]) -> list[Facts]:
     """The newest row of each case on each machine, in the order of their cases' first appearance.
 
-    asv keeps no work, check or reason, so its rows count only where no other suite measured the case. A case
-    measured in several processes of one run is one row with the samples of all of them.
+    asv keeps no work, check or reason, so its rows count only where no other suite measured the case, and its
+    "n/a" never does: it also stands for pairs of parameters that nobody asked for. A case measured in several
+    processes of one run is one row with the samples of all of them.
     """
     newest: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
+        if row.suite == "asv" and row.status == "skipped":
+            continue
         kept = newest.setdefault((row.machine, row.case), [])
         if kept and (row.run, row.commit) == (kept[0].run, kept[0].commit) and "process" in row.env:
             kept.append(row)
@@ -199,7 +203,7 @@ class Peak:
 
 
 def peak_of(device_name: str | None, dtype: str) -> Peak | None:
-    """Peak of a device by its name; None for an unknown device or a dtype its sheet does not list. Never guessed."""
+    """Peak of a device by its name; None for an unknown device or a dtype its sheet lacks. Never guessed."""
     if not device_name:
         return None
     try:
@@ -222,7 +226,9 @@ def context_of(row: Row) -> dict[str, str]:
     device = row.env.get("gpu") or row.env.get("cpu") or row.env.get("device")
     if device:
         context["device"] = str(device)
-    context |= {key: str(row.env[key]) for key in _CONTEXT_KEYS if row.env.get(key) not in (None, "")}
+    versions = {key: str(row.env.get(key) or "") for key in _CONTEXT_KEYS}
+    # asv may name a Python by its path, which is nobody's business.
+    context |= {key: value for key, value in versions.items() if value and "/" not in value}
     return context | {"commit": commit, "date": row.started_at[:10]}
 
 

@@ -1,8 +1,8 @@
 """DataFrames as Markdown, LaTeX, Typst and CSV, with every cell shown literally.
 
-Text in a table comes from outside (GPU names, commit subjects, parameters, error messages), so each format has
-its own escape, and nothing in a cell can become markup. Numbers are rounded to four digits for reading; CSV,
-which machines read, keeps them exact. An absent value is a dash, in CSV an empty field.
+Text in a table comes from outside (GPU names, commit subjects, parameters, error messages), so each format
+has its own escape, and nothing in a cell can become markup. Numbers are rounded to four digits for reading;
+CSV, which machines read, keeps them exact. An absent value is a dash, in CSV an empty field.
 """
 
 import csv
@@ -17,27 +17,30 @@ if TYPE_CHECKING:
 
 ABSENT = "–"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\symbol{34}",
-    "`": r"\symbol{96}",
-    "'": r"\symbol{39}",
-    "–": "--",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-}
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "#": r"\#",
+        "%": r"\%",
+        "_": r"\_",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\symbol{34}",
+        "`": r"\symbol{96}",
+        "'": r"\symbol{39}",
+        "–": "--",
+        "×": r"$\times$",
+        "·": r"$\cdot$",
+        "\u200b": "{}",
+    }
+)
 
 
 def is_absent(value: Any) -> bool:
@@ -86,8 +89,8 @@ def escape_markdown(text: str) -> str:
 
 def escape_latex(text: str) -> str:
     """Text that LaTeX sets as it is, with no package; doubled hyphens do not become dashes."""
-    apart = re.sub("-(?=-)", "-\u200b", text)  # a mark of ours between hyphens, plain text has none
-    return "".join("{}" if letter == "\u200b" else _LATEX.get(letter, letter) for letter in apart)
+    # A mark of ours between hyphens, which plain text never has, becomes a pair of braces.
+    return re.sub("-(?=-)", "-\u200b", text).translate(_LATEX)
 
 
 def escape_typst(text: str) -> str:

@@ -26,8 +26,10 @@ _VOID = {"meta", "input", "br", "hr"}
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element. `class_` stands for class, underscores in names for hyphens; None and False leave an attribute out,
-    True leaves its name alone."""
+    """An element. `class_` stands for class, underscores in names for hyphens.
+
+    None and False leave an attribute out, True leaves its name alone.
+    """
     said = ""
     for key, value in attributes.items():
         if value is None or value is False:

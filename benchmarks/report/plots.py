@@ -28,7 +28,7 @@ def figure(chart: Chart) -> "Figure":
         (_lines if chart.kind == "line" else _bars)(axes, chart)
         axes.set_title(chart.title)
         for place in chart.marks:
-            color = LIGHT.bad if place.kind == "regression" else LIGHT.muted
+            color = {"regression": LIGHT.bad, "possible": LIGHT.warn}.get(place.kind, LIGHT.muted)
             axes.axvline(place.x, color=color, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
             axes.annotate(
                 place.label,
@@ -63,7 +63,7 @@ def render(chart: Chart, image_format: str) -> bytes:
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write a chart as PNG and SVG into a folder under its id, each whole or not at all; returns the paths."""
+    """Write a chart as PNG and SVG under its id, each whole or not at all; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for image_format in IMAGE_FORMATS:
@@ -163,6 +163,11 @@ def _bars(axes: Any, chart: Chart) -> None:
         widths = [0.0] * count
         for point in series.points:
             widths[int(point.x)] = point.y or 0.0
+        if series.bound:
+            places = [point for point in series.points if point.y is not None]
+            at, rows = [point.y for point in places], [point.x for point in places]
+            axes.plot(at, rows, "|", color=LIGHT.ink, markersize=16, markeredgewidth=1.5, label=series.name)
+            continue
         axes.barh(
             range(count),
             widths,

@@ -1,9 +1,9 @@
-"""The parts of the page for one machine: headline, areas with their charts and tables, history, rows without a result."""
+"""The parts of the page for one machine: headline, areas with charts and tables, history, failures."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.record import STATUSES, Row
 from benchmarks.report import charts, tables, trends
@@ -15,12 +15,8 @@ from benchmarks.report.sheets import Sheets, status_badge
 from benchmarks.report.tables import IsPeer
 from benchmarks.report.trends import Commit, Trend
 
-_KNOWN_AREAS = (
-    *tables.ATTENTION_AREAS,
-    *tables.STEP_AREAS,
-    *tables.COLLECTIVE_AREAS,
-    *tables.PARALLEL_AREAS,
-)
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass
@@ -104,7 +100,7 @@ def _named(identity: str, name: str) -> str:
 
 
 def _hero(machine: str, facts: Sequence[Facts]) -> Html:
-    newest = max((fact.row for fact in facts), key=lambda row: row.started_at)
+    newest = max((fact.row for fact in facts), key=lambda row: (row.suite != "asv", row.started_at))
     chips = [
         tag("span", f"{key} ", tag("b", value), class_="chip") for key, value in context_of(newest).items()
     ]
@@ -121,21 +117,37 @@ def _hero(machine: str, facts: Sequence[Facts]) -> Html:
 
 
 def _findings(page: Page, identity: str, findings: Sequence[Mapping[str, Any]]) -> Html | None:
-    if not findings:
-        return None
-    lines = [
-        tag(
-            "div",
-            tag("strong", "▲ ", trends.change(f["ratio"])),
-            tag("span", f["case"], class_="mono"),
-            tag("span", "since ", tag("b", trends.blamed(f, page.commits))),
-            class_="finding",
+    """Regressions as an alarm; what too few processes hint at as a quieter note below."""
+    blocks = []
+    for certain in (True, False):
+        chosen = [f for f in findings if trends.sure(f) == certain]
+        if not chosen:
+            continue
+        lines = [
+            tag(
+                "div",
+                tag("strong", "▲ " if certain else "△ ", trends.verdict(f)),
+                tag("span", f["case"], class_="mono"),
+                tag("span", "since ", tag("b", trends.blamed(f, page.commits))),
+                class_="finding",
+            )
+            for f in chosen
+        ]
+        number = f"{len(chosen)} {'' if certain else 'possible '}regression{'s' if len(chosen) > 1 else ''}"
+        why = None if certain else "Too few processes were measured to be sure; the gate measures again."
+        link = tag("a", "See the history", href=f"#{identity}--history")
+        blocks.append(
+            tag(
+                "div",
+                tag("h3", number),
+                tag("p", why, class_="lede") if why else None,
+                *(lines if certain else [tag("details", tag("summary", "Which"), *lines)]),
+                link,
+                class_="banner" if certain else "banner possible",
+                role="status",
+            )
         )
-        for f in findings
-    ]
-    title = f"{len(findings)} regression{'s' if len(findings) > 1 else ''}"
-    link = tag("a", "See the history", href=f"#{identity}--history")
-    return tag("div", tag("h3", title), *lines, link, class_="banner", role="status")
+    return join(blocks) if blocks else None
 
 
 def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
@@ -150,15 +162,16 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
     pairs = page.sheets.sheet(
         _named(identity, "peers"),
         tables.beside_peers(facts, page.is_peer),
-        title="Every case beside every peer",
+        title="Peer over ours, for every peer",
     )
     if sheet is None:
         return None
     return Section(
         id=f"{identity}--headline",
         title="Beside the peers",
-        lede="A peer is what one would use instead. Ratios compare medians of the same run: 2× takes half the peer's "
-        "time. Each card shows the largest configuration of its kind.",
+        lede="A peer is what one would use instead. Ratios compare medians of the same run: 2× takes half "
+        "the peer's time. Blue bars are ours, gray ones peers. Each card shows the largest configuration "
+        "of its kind.",
         content=join(
             [
                 tag("div", *(card(group, page.is_peer) for group in groups), class_="cards")
@@ -172,47 +185,91 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
     )
 
 
-# Each area: title, lede, whose rows, their charts, their tables as (name, title, frame).
-_AREAS = ("attention", "step", "collective", "parallel")
+@dataclass(frozen=True, kw_only=True)
+class _Area:
+    """An area with charts and tables of its own: which rows, what it is called, how to read it."""
+
+    names: tuple[str, ...]
+    title: str
+    lede: str
+
+
+_AREAS = {
+    "attention": _Area(
+        names=tables.ATTENTION_AREAS,
+        title="Attention",
+        lede="Rates count only the query-key pairs that the mask leaves visible. A cross on a chart's lower "
+        "edge is a run without a result; point at it for the reason.",
+    ),
+    "step": _Area(
+        names=tables.STEP_AREAS,
+        title="Training step",
+        lede="Forward, backward and optimizer timed apart, the total in a pass of its own. MFU is given only "
+        "where the device's peak is known.",
+    ),
+    "collective": _Area(
+        names=tables.COLLECTIVE_AREAS,
+        title="Collectives",
+        lede="The time is the slowest rank's. Bus bandwidth allows rank counts to be compared; a GB is 10^9 "
+        "bytes.",
+    ),
+    "parallel": _Area(
+        names=tables.PARALLEL_AREAS,
+        title="Data parallelism",
+        lede="What a step spends on communication, and how much of it runs behind the computation.",
+    ),
+    "policies": _Area(
+        names=tables.MEMORY_AREAS,
+        title="Peak memory",
+        lede="What a step holds at most under each checkpointing policy, beside the planner's prediction.",
+    ),
+}
+
+
+def _drawn(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
+    """The charts of an area."""
+    if name == "attention":
+        return charts.attention_charts(chosen, is_peer)
+    if name == "step":
+        return charts.step_charts(chosen)
+    if name == "collective":
+        return charts.collective_charts(chosen, is_peer)
+    if name == "policies":
+        return charts.policy_charts(chosen)
+    return charts.parallel_charts(chosen)
+
+
+def _tabulated(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[tuple[str, str, "DataFrame"]]:
+    """The tables of an area: name, title, table."""
+    if name == "attention":
+        unit = tables.rate_unit(chosen)[1]
+        return [
+            ("rates", f"{unit} of each implementation", tables.attention_rates(chosen)),
+            ("attention", "Every attention row", tables.attention(chosen)),
+        ]
+    if name == "step":
+        return [("steps", "Steps by phase", tables.steps(chosen))]
+    if name == "collective":
+        return [("collectives", "Collectives", tables.collectives(chosen))]
+    if name == "policies":
+        return [("memory", "Peak memory", tables.memory(chosen))]
+    return [("parallel", "Data-parallel variants", tables.parallel(chosen, is_peer))]
 
 
 def _area(page: Page, identity: str, name: str, facts: Sequence[Facts]) -> Section | None:
-    areas, title, lede = {
-        "attention": (tables.ATTENTION_AREAS, "Attention", "Rates count only the query-key pairs that the mask leaves "
-                      "visible. A cross on a chart's lower edge is a run without a result; point at it for the reason."),
-        "step": (tables.STEP_AREAS, "Training step", "Forward, backward and optimizer timed apart, the total in a pass "
-                 "of its own. MFU is given only where the device's peak is known."),
-        "collective": (tables.COLLECTIVE_AREAS, "Collectives", "The time is the slowest rank's. Bus bandwidth allows "
-                       "rank counts to be compared; GB are 10^9 bytes."),
-        "parallel": (tables.PARALLEL_AREAS, "Data parallelism", "What a step spends on communication, and how much of "
-                     "it runs behind the computation."),
-    }[name]  # fmt: skip
-    chosen = [fact for fact in facts if fact.area in areas]
+    area = _AREAS[name]
+    chosen = [fact for fact in facts if fact.area in area.names]
     if not chosen:
         return None
-    peer = page.is_peer
-    drawn = {
-        "attention": lambda: charts.attention_charts(chosen, peer),
-        "step": lambda: charts.step_charts(chosen),
-        "collective": lambda: charts.collective_charts(chosen, peer),
-        "parallel": lambda: charts.parallel_charts(chosen),
-    }[name]()
-    frames = {
-        "attention": lambda: [
-            ("rates", "TFLOP/s of each implementation", tables.attention_rates(chosen)),
-            ("attention", "Every attention row", tables.attention(chosen)),
-        ],
-        "step": lambda: [("steps", "Steps by phase", tables.steps(chosen))],
-        "collective": lambda: [("collectives", "Collectives", tables.collectives(chosen))],
-        "parallel": lambda: [("parallel", "Data-parallel variants", tables.parallel(chosen, peer))],
-    }[name]()
-    figures = [page.figure(_renamed(chart, identity, page)) for chart in drawn]
+    figures = [page.figure(_renamed(chart, identity, page)) for chart in _drawn(name, chosen, page.is_peer)]
     sheets = [
-        page.sheets.sheet(_named(identity, short), frame, title=long, context=contexts(chosen))
-        for short, long, frame in frames
+        page.sheets.sheet(_named(identity, short), frame, title=title, context=contexts(chosen))
+        for short, title, frame in _tabulated(name, chosen, page.is_peer)
     ]
     content = join([tag("div", *figures, class_="figures") if any(figures) else None, *sheets])
-    return Section(id=f"{identity}--{name}", title=title, lede=lede, content=content, count=str(len(chosen)))
+    return Section(
+        id=f"{identity}--{name}", title=area.title, lede=area.lede, content=content, count=str(len(chosen))
+    )
 
 
 def _renamed(chart: Chart, identity: str, page: Page) -> Chart:
@@ -221,7 +278,7 @@ def _renamed(chart: Chart, identity: str, page: Page) -> Chart:
 
 
 def _others(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
-    chosen = [fact for fact in facts if fact.area not in _KNOWN_AREAS]
+    chosen = [fact for fact in facts if not any(fact.area in area.names for area in _AREAS.values())]
     if not chosen:
         return None
     sheet = page.sheets.sheet(
@@ -238,7 +295,7 @@ def _memory(page: Page, identity: str, timelines: Sequence[Chart]) -> Section | 
         return None
     return Section(
         id=f"{identity}--memory",
-        title="Memory",
+        title="Memory over time",
         lede="Active memory while a step runs, with its phases.",
         content=tag("div", *figures, class_="figures"),
         count=str(len(timelines)),
@@ -274,8 +331,8 @@ def _history(
     return Section(
         id=f"{identity}--history",
         title="History",
-        lede="Commits in first-parent order, oldest first. Drag over the chart to zoom, double-click to see all. A "
-        "commit without a result is a gap and widens the range of a regression.",
+        lede="Commits in first-parent order, oldest first. Drag over the chart to zoom, double-click to see "
+        "all. A commit without a result is a gap and widens the range of a regression.",
         content=join([alarms, viewer, sheet]),
         count=f"{sum(bool(t.findings) for t in found)} marked" if findings else str(len(found)),
     )
@@ -305,7 +362,13 @@ def sparkline(trend: Trend, commits: Sequence[Commit]) -> Html:
     )
     position = {commit.sha: index for index, commit in enumerate(commits)}
     dots = [
-        tag("circle", cx=f"{place(at)[0]:.1f}", cy=f"{place(at)[1]:.1f}", r="3", fill="var(--bad)")
+        tag(
+            "circle",
+            cx=f"{place(at)[0]:.1f}",
+            cy=f"{place(at)[1]:.1f}",
+            r="3",
+            fill="var(--bad)" if trends.sure(finding) else "var(--warn)",
+        )
         for finding in trend.findings
         for at in [position.get(finding["commits"][-1], -1)]
         if at in trend.values
@@ -326,8 +389,8 @@ def _statuses(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
     return Section(
         id=f"{identity}--statuses",
         title="Without a result",
-        lede="oom: out of memory. error: failed. skipped: cannot run on this machine. red: differs from the reference, "
-        "so no speed is reported.",
+        lede="oom: out of memory. error: failed. skipped: cannot run on this machine. red: differs from the "
+        "reference, so no speed is reported.",
         content=sheet,
         count=str(sum(fact.row.status != "ok" for fact in facts)),
     )

@@ -107,6 +107,6 @@ def _cell(name: str, value: Any, numeric: bool) -> Html:
     if is_number(value):
         side = "ahead" if name in _RATIOS and value >= 1 else "behind" if name in _RATIOS else ""
         shown = plain(value) + ("×" if name in _RATIOS else "")
-        return tag("td", shown, class_=f"number {side}".strip(), data_value=repr(float(value)))
+        return tag("td", shown, class_=f"number {side}".strip())
     kind = "long" if name in _LONG_TEXT else "mono" if name in ("parameters", "case") else None
     return tag("td", plain(value), class_=kind)

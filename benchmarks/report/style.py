@@ -1,8 +1,8 @@
 """Colors and sizes of every chart, in matplotlib and on the page.
 
 The palette is Okabe and Ito's ("Color Universal Design", 2008), told apart with every common kind of color
-blindness, with lighter tones of the same hues on a dark ground. Color never stands alone: lines also differ in their
-points' shapes, peers are dashed, and a status is spelled out.
+blindness, with lighter tones of the same hues on a dark ground. Color never stands alone: lines also differ
+in their points' shapes, peers are dashed, and a status is spelled out.
 """
 
 from contextlib import AbstractContextManager
@@ -67,7 +67,7 @@ FONT = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 
 
 def color_of(index: int, theme: Theme = LIGHT) -> str:
-    """A series' color; -1 is the neutral of bounds. Beyond the palette hues repeat, and points' shapes differ."""
+    """A series' color; -1 is the neutral of bounds. Beyond the palette hues repeat, with other shapes."""
     return theme.muted if index < 0 else theme.series[index % len(theme.series)]
 
 

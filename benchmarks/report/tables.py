@@ -1,7 +1,8 @@
 """Tables as pandas DataFrames, made from rows: what the page shows and what the command line exports.
 
-Every function takes facts (`facts.latest(rows)` gives the newest of each case) and returns a DataFrame whose column
-names carry their units. Absent values are NA. `format_frame` turns any of them into Markdown, LaTeX, Typst or CSV.
+Every function takes facts (`facts.latest(rows)` gives the newest of each case) and returns a DataFrame whose
+column names carry their units. Absent values are NA. `format_frame` turns any of them into Markdown, LaTeX,
+Typst or CSV.
 """
 
 from collections import defaultdict
@@ -20,19 +21,31 @@ STEP_PHASES = ("forward", "backward", "optimizer")
 ATTENTION_AREAS = ("attention",)
 STEP_AREAS = ("step",)
 COLLECTIVE_AREAS = ("collective", "collectives")
-PARALLEL_AREAS = ("parallel", "data_parallel")
+PARALLEL_AREAS = ("data_parallel", "sharding")
+MEMORY_AREAS = ("memory",)
 
 
-def frame(records: Sequence[Mapping[str, Any]], columns: Mapping[str, type]) -> "DataFrame":
-    """Records as a DataFrame with the given columns and nullable types, so that absent stays absent."""
+# Columns that are not floating-point numbers.
+_TEXT = (
+    "area | implementation | phase | parameters | status | part | dtype | mask | best peer | peer"
+    " | peer status | reason | check | notes | run | case | change | commit | finding | suite | machine"
+)
+_WHOLE = (
+    "samples | heads | width | length | ranks | bytes | sent bytes | formula bytes | commits | without result"
+)
+
+
+def frame(records: Sequence[Mapping[str, Any]], columns: str) -> "DataFrame":
+    """Records as a DataFrame with the columns "one | two", of nullable types, so that absent stays absent."""
     import pandas
 
-    names = {str: "string", float: "Float64", int: "Int64", object: "object"}
+    def kind(name: str) -> str:
+        text, whole = _TEXT.split(" | "), _WHOLE.split(" | ")
+        return "string" if name in text else "Int64" if name in whole else "Float64"
+
+    names = columns.split(" | ")
     return pandas.DataFrame(
-        {
-            name: pandas.Series([record.get(name) for record in records], dtype=names[kind])
-            for name, kind in columns.items()
-        }
+        {name: pandas.Series([one.get(name) for one in records], dtype=kind(name)) for name in names}
     )
 
 
@@ -88,9 +101,11 @@ def peers_of(facts: Iterable[Facts], is_peer: IsPeer) -> list[tuple[Facts, list[
 
 
 def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case beside the fastest peer of its run; a ratio above 1 says that ours is faster."""
+    """Every own case that ran beside the fastest peer of its run; a ratio above 1: ours is faster."""
     records = []
     for fact, peers in peers_of(facts, is_peer):
+        if fact.row.status == "skipped":
+            continue
         best = peers[0] if peers and peers[0].seconds is not None else None
         records.append(_identity(fact) | _timing(fact) | {
             "best peer": best.target if best else None,
@@ -99,26 +114,33 @@ def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
             "check": check_text(fact),
             "notes": flags(fact),
         })  # fmt: skip
-    return frame(records, _IDENTITY | {"peer/ours": float, "median ms": float, "best peer": str, "peer ms": float,
-                  "status": str, "samples": int, "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "area | implementation | phase | parameters | peer/ours | median ms | best peer | peer ms"
+        " | status | samples | spread % | check | notes",
+    )
 
 
 def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case beside every peer of its run, one pair a line."""
-    records = []
+    """Every own case that ran, with a column of ratios (peer over ours) for each peer of its run.
+
+    A cell without a ratio says why the peer has no time ("oom", "skipped", ...).
+    """
+    import pandas
+
+    records: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
     for fact, peers in peers_of(facts, is_peer):
+        if not peers or fact.row.status == "skipped":
+            continue
+        record = _identity(fact) | {"median ms": _ms(fact.seconds)}
         for peer in peers:
-            records.append(_identity(fact) | _timing(fact) | {
-                "peer": peer.target,
-                "peer status": peer.row.status,
-                "peer ms": _ms(peer.seconds),
-                "peer/ours": _ratio(peer.seconds, fact.seconds),
-            })  # fmt: skip
-    return frame(records, _IDENTITY | {"peer/ours": float, "median ms": float, "peer": str, "peer ms": float,
-                 "status": str, "peer status": str, "samples": int, "spread %": float})  # fmt: skip
-
-
-_IDENTITY: dict[str, type] = {"area": str, "implementation": str, "phase": str, "parameters": str}
+            ratio = _ratio(peer.seconds, fact.seconds)
+            record[peer.target] = ratio if peer.row.status == "ok" else peer.row.status
+            names[peer.target] = None
+        records.append(record)
+    columns = ["area", "implementation", "phase", "parameters", "status", "median ms", *sorted(names)]
+    return pandas.DataFrame(records, columns=columns, dtype=object)
 
 
 def _identity(fact: Facts) -> dict[str, Any]:
@@ -141,10 +163,10 @@ def _timing(fact: Facts) -> dict[str, Any]:
 
 
 def steps(facts: Iterable[Facts]) -> "DataFrame":
-    """End-to-end steps: each phase and the total with mean, deviation, median and minimum; tokens/s, MFU, memory.
+    """End-to-end steps: mean, deviation, median, minimum of each phase and the total; tokens/s, MFU, memory.
 
-    Phases are timed with a synchronisation between them, the total in a pass of its own without, so that phases need
-    not add up to it.
+    Phases are timed with a synchronisation between them, the total in a pass of its own without, so that
+    phases need not add up to it.
     """
     records = []
     for fact in facts:
@@ -157,12 +179,14 @@ def steps(facts: Iterable[Facts]) -> "DataFrame":
         records.append(base | {"part": "total"} | _statistics(fact.time) | {
             "tokens/s": fact.per_second("tokens"),
             "MFU %": _percent(fact.mfu),
-            "peak MiB": peak / MIB if peak is not None else None,
+            "peak MiB": _mebibytes(peak),
             "first call ms": _ms(fact.row.first_seconds),
         })  # fmt: skip
-    return frame(records, {"implementation": str, "phase": str, "parameters": str, "part": str, "status": str,
-                  "mean ms": float, "std ms": float, "median ms": float, "min ms": float, "samples": int,
-                  "tokens/s": float, "MFU %": float, "peak MiB": float, "first call ms": float, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | parameters | part | status | mean ms | std ms | median ms"
+        " | min ms | samples | tokens/s | MFU % | peak MiB | first call ms | notes",
+    )
 
 
 def _statistics(summary: Summary | None) -> dict[str, Any]:
@@ -177,35 +201,48 @@ def _statistics(summary: Summary | None) -> dict[str, Any]:
     }
 
 
+def rate_unit(facts: Iterable[Facts]) -> tuple[float, str]:
+    """The unit in which these rates read best: TFLOP/s, or GFLOP/s where none reaches one TFLOP/s."""
+    rates = [rate for fact in facts if (rate := fact.per_second("flops")) is not None]
+    return (1e9, "GFLOP/s") if rates and max(rates) < 1e12 else (1e12, "TFLOP/s")
+
+
 def attention(facts: Iterable[Facts]) -> "DataFrame":
-    """Attention rate against length, one row a case: time, TFLOP/s, share of the roofline where the peak is known."""
+    """Attention rate against length, one row a case: time, rate, share of the roofline where it is known."""
+    chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
+    unit, name = rate_unit(chosen)
     records = []
-    for fact in facts:
-        if fact.area in ATTENTION_AREAS:
-            rate = fact.per_second("flops")
-            records.append(_identity(fact) | _timing(fact) | {
-                "dtype": fact.dtype, "heads": fact.shape.get("N"), "width": fact.shape.get("H"),
-                "length": fact.shape.get("S"), "mask": fact.shape.get("mask"),
-                "TFLOP/s": rate / 1e12 if rate is not None else None,
-                "of roofline %": _percent(fact.roofline_share),
-                "notes": flags(fact),
-            })  # fmt: skip
+    for fact in chosen:
+        rate = fact.per_second("flops")
+        records.append(_identity(fact) | _timing(fact) | {
+            "dtype": fact.dtype,
+            "heads": fact.shape.get("N"),
+            "width": fact.shape.get("H"),
+            "length": fact.shape.get("S"),
+            "mask": fact.shape.get("mask"),
+            name: rate / unit if rate is not None else None,
+            "of roofline %": _percent(fact.roofline_share),
+            "notes": flags(fact),
+        })  # fmt: skip
     records.sort(key=lambda r: (r["phase"], r["dtype"], r["width"] or 0, r["length"] or 0))
-    return frame(records, {"implementation": str, "phase": str, "dtype": str, "heads": int, "width": int,
-                  "mask": str, "length": int, "status": str, "median ms": float, "TFLOP/s": float,
-                  "of roofline %": float, "samples": int, "spread %": float, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | dtype | heads | width | mask | length | status | median ms"
+        f" | {name} | of roofline % | samples | spread % | notes",
+    )
 
 
 def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
-    """Attention rates side by side: a line for each configuration, a column of TFLOP/s for each implementation.
+    """Attention rates side by side: a line for each configuration, a column for each implementation.
 
-    A cell without a rate says why ("oom", "skipped", ...); a cell that was never measured is absent.
+    The unit is `rate_unit`'s. A cell without a rate says why ("oom", "skipped", ...); a cell that was never
+    measured is absent, and a configuration without any rate is left out.
     """
+    chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
+    unit, _ = rate_unit(chosen)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     names: dict[str, None] = {}
-    for fact in facts:
-        if fact.area not in ATTENTION_AREAS:
-            continue
+    for fact in chosen:
         shape = fact.shape
         key = (
             fact.phase,
@@ -217,18 +254,20 @@ def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
         )
         line = lines.setdefault(key, {"phase": fact.phase, "parameters": fact.parameters})
         rate = fact.per_second("flops")
-        line[fact.target] = (
-            rate / 1e12 if rate is not None else (None if fact.row.status == "ok" else fact.row.status)
-        )
+        line[fact.target] = rate / unit if rate is not None else None
+        if fact.row.status != "ok":
+            line[fact.target] = fact.row.status
         names[fact.target] = None
-    return frame(
-        [lines[key] for key in sorted(lines)],
-        {"phase": str, "parameters": str} | dict.fromkeys(names, object),
-    )
+    kept = [
+        lines[key] for key in sorted(lines) if any(isinstance(value, float) for value in lines[key].values())
+    ]
+    import pandas
+
+    return pandas.DataFrame(kept, columns=["phase", "parameters", *names], dtype=object)
 
 
 def collectives(facts: Iterable[Facts]) -> "DataFrame":
-    """Collectives: slowest rank's time, algorithm and bus bandwidth, bytes sent a rank beside the ring's formula.
+    """Collectives: slowest rank's time, algorithm and bus bandwidth, bytes a rank sent beside the formula.
 
     Bus bandwidth as nccl-tests defines it; with two ranks an all-reduce's equals the algorithm bandwidth.
     """
@@ -249,9 +288,11 @@ def collectives(facts: Iterable[Facts]) -> "DataFrame":
             "notes": flags(fact),
         })  # fmt: skip
     records.sort(key=lambda r: (r["phase"], r["implementation"], r["ranks"], r["bytes"] or 0))
-    return frame(records, {"phase": str, "implementation": str, "ranks": int, "bytes": int, "status": str,
-                  "median ms": float, "min ms": float, "algbw GB/s": float, "busbw GB/s": float, "sent bytes": int,
-                  "formula bytes": int, "samples": int, "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "phase | implementation | ranks | bytes | status | median ms | min ms | algbw GB/s"
+        " | busbw GB/s | sent bytes | formula bytes | samples | spread % | check | notes",
+    )
 
 
 def _gigabytes(rate: float | None) -> float | None:
@@ -268,37 +309,27 @@ def algorithm_bandwidth(fact: Facts) -> float | None:
     return size / fact.seconds if size is not None and fact.seconds else None
 
 
-# Bytes a link must carry over the payload, for n ranks (nccl-tests' definition).
-_BUS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-}
-
-
 def bus_bandwidth(fact: Facts) -> float | None:
-    """Algorithm bandwidth times the collective's factor in bytes/s; None for a collective without one."""
-    rate, factor = algorithm_bandwidth(fact), _BUS.get(fact.phase)
-    return rate * factor(fact.world_size) if rate is not None and factor else None
+    """Bytes/s over each link as `accounting.collectives` defines it; None for others."""
+    from trainstep.accounting.collectives import OPS, bus_bandwidth
+
+    size = fact.shape.get("bytes")
+    if size is None or not fact.seconds or fact.phase not in OPS:
+        return None
+    return bus_bandwidth(fact.phase, size, fact.seconds, fact.world_size)
 
 
 def formula_bytes(fact: Facts) -> float | None:
-    """Bytes one rank sends by the formula of the row's algorithm; None where the algorithm is the library's own."""
-    size, n = fact.shape.get("bytes"), fact.world_size
-    if size is None:
-        return None
-    if "whole" in fact.target:  # passes whole tensors round
-        return float((n - 1) * size)
-    factor = _BUS.get(fact.phase)
-    if factor is None:
-        return None
-    return (n - 1) / n * size if fact.phase == "broadcast" else factor(n) * size
+    """Bytes one rank sends by the ring's formula, or by that of passing whole tensors round."""
+    from trainstep.accounting.collectives import OPS, bytes_sent
+
+    size = fact.shape.get("bytes")
+    op = f"whole_tensor_{fact.phase}" if fact.target == "whole-tensor" else fact.phase
+    return bytes_sent(op, size, fact.world_size) if size is not None and op in OPS else None
 
 
 def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Data-parallel variants: step, communication and its share, hidden and exposed parts, ratio to the best peer."""
+    """Data-parallel variants: step, communication, its hidden and exposed parts, ratio to the best peer."""
     chosen = [fact for fact in facts if fact.area in PARALLEL_AREAS]
     best: dict[str, Facts | None] = {}
     for fact, peers in peers_of(chosen, is_peer):
@@ -321,10 +352,12 @@ def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
             "check": check_text(fact),
             "notes": flags(fact),
         })  # fmt: skip
-    return frame(records, {"implementation": str, "phase": str, "parameters": str, "ranks": int, "status": str,
-                  "step ms": float, "communication ms": float, "of step %": float, "hidden %": float,
-                  "hidden ms": float, "exposed ms": float, "best peer": str, "peer/ours": float, "samples": int,
-                  "spread %": float, "check": str, "notes": str})  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | parameters | ranks | status | step ms | communication ms"
+        " | of step % | hidden % | hidden ms | exposed ms | best peer | peer/ours | samples"
+        " | spread % | check | notes",
+    )
 
 
 def hidden_exposed(fact: Facts) -> tuple[float | None, float | None]:
@@ -345,18 +378,59 @@ def statuses(facts: Iterable[Facts]) -> "DataFrame":
     records.sort(
         key=lambda r: ("red", "error", "oom", "skipped").index(r["status"]) if r["status"] != "ok" else 9
     )
-    return frame(records, {"status": str} | _IDENTITY | {"reason": str, "check": str, "run": str})
+    return frame(records, "status | area | implementation | phase | parameters | reason | check | run")
+
+
+def memory(facts: Iterable[Facts]) -> "DataFrame":
+    """Peak memory of checkpointing policies and the like beside the planner's prediction, with what they cost in time."""
+    records = []
+    for fact in facts:
+        if fact.area in MEMORY_AREAS:
+            peak, predicted = fact.metric("peak_memory"), fact.metric("predicted_peak")
+            records.append(_identity(fact) | _timing(fact) | {
+                "peak MiB": _mebibytes(peak),
+                "predicted MiB": _mebibytes(predicted),
+                "peak/predicted": _ratio(peak, predicted),
+                "tokens/s": fact.per_second("tokens"),
+                "check": check_text(fact),
+                "notes": flags(fact),
+            })  # fmt: skip
+    return frame(
+        records,
+        "implementation | phase | parameters | status | peak MiB | predicted MiB | peak/predicted | median ms"
+        " | tokens/s | samples | spread % | check | notes",
+    )
+
+
+def _mebibytes(size: float | None) -> float | None:
+    return None if size is None else size / MIB
+
+
+# Work, and what other columns say already.
+_NOT_SHOWN = ("flops", "bytes", "tokens")
+_UNITS = {"byte": ("MiB", 1 / MIB), "s": ("ms", 1e3), "1": ("", 1.0)}
 
 
 def every_row(facts: Iterable[Facts]) -> "DataFrame":
-    """Rows of any area, with time, rate where the work is known, and the check."""
-    records = []
+    """Rows of any area: time, rate where the work is known, a column for each metric, and the check."""
+    import pandas
+
+    records: list[dict[str, Any]] = []
+    metrics: dict[str, None] = {}
     for fact in facts:
         rate = fact.per_second("flops")
-        records.append(_identity(fact) | _timing(fact) | {
-            "GFLOP/s": rate / 1e9 if rate is not None else None,
-            "check": check_text(fact),
-            "notes": flags(fact),
-        })  # fmt: skip
-    return frame(records, _IDENTITY | {"status": str, "median ms": float, "GFLOP/s": float, "samples": int,
-                 "spread %": float, "check": str, "notes": str})  # fmt: skip
+        record = _identity(fact) | _timing(fact)
+        record |= {"GFLOP/s": rate / 1e9 if rate is not None else None}
+        for name, entry in fact.row.metrics.items():
+            value = fact.metric(name)
+            if name in _NOT_SHOWN or value is None:
+                continue
+            stored = str(entry.get("unit") or "")
+            unit, factor = _UNITS.get(stored, (stored, 1.0))
+            column = f"{name.replace('_', ' ')} {unit}".strip()
+            record[column] = value * factor
+            metrics[column] = None
+        records.append(record | {"check": check_text(fact), "notes": flags(fact)})
+    columns = ["area", "implementation", "phase", "parameters", "status", "median ms", "GFLOP/s"]
+    columns += [*metrics, "samples", "spread %", "check", "notes"]
+    return pandas.DataFrame(records, columns=columns, dtype=object)

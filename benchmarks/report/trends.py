@@ -1,7 +1,8 @@
 """Each case over the commits: a chart and a table line, with regressions marked and gaps left open.
 
-Commits come from the caller in first-parent order, oldest first. Only neighbouring commits are joined by a line, and
-only while version, device and tools stay the same: everything else would claim a measurement that nobody made.
+Commits come from the caller in first-parent order, oldest first. Only neighbouring commits are joined by a
+line, and only while version, device and tools stay the same: everything else would claim a measurement that
+nobody made.
 """
 
 from collections import defaultdict
@@ -9,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import evidence, history
+from benchmarks.circumstances import differences
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
 from benchmarks.report.facts import contexts, facts_of
@@ -38,7 +41,8 @@ class Trend:
         machine, case, suite: whose trend it is.
         values: commit's position -> seconds, the statistic that the gate compares.
         rows: commit's position -> the rows behind it, also those without a result.
-        findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range) and "ratio".
+        findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range)
+            and "ratio".
     """
 
     machine: str
@@ -62,8 +66,8 @@ def trends(
 ) -> list[Trend]:
     """Group rows into trends; those with findings first, then by case.
 
-    Rows of an unknown commit (another branch, or none) and of a dirty tree belong to no place in history and are left
-    out; they are in the tables.
+    Rows of an unknown commit (another branch, or none) and of a dirty tree belong to no place in history and
+    are left out; they are in the tables.
     """
     place = {commit.sha: index for index, commit in enumerate(commits)}
     grouped: dict[tuple[str, str, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
@@ -89,50 +93,78 @@ def trends(
                 findings=tuple(mine),
             )
         )
-    return sorted(made, key=lambda t: (not t.findings, t.case, t.machine, t.suite))
+    return sorted(
+        made, key=lambda t: (not any(map(sure, t.findings)), not t.findings, t.case, t.machine, t.suite)
+    )
 
 
 def level(rows: Sequence[Row]) -> float | None:
-    """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU; None for none."""
-    from benchmarks.evidence import NotFiniteError, seconds
-
+    """Seconds of one commit as the gate sees them: medians on a GPU, minima of processes on a CPU."""
     ok = [row for row in rows if row.status == "ok" and row.samples_seconds]
     try:
-        found = seconds(ok) if ok else None
-    except NotFiniteError:
+        found = evidence.seconds(ok) if ok else None
+    except evidence.NotFiniteError:
         return None
     return found.value if found else None
 
 
 def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[str, Any]]:
-    """Trends whose last result is worse than the best before it, by the gate's own rules, with the blamed commits.
+    """Trends whose last result is worse than the best before it by the gate's own rules, and since when.
 
-    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio is
-    the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit.
+    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio
+    is the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit. "sure"
+    says that each side had as many processes (on a GPU, samples) as the gate's rules need; without them only a
+    large change is reported at all, and as a possibility.
     """
-    from benchmarks import evidence, history
-    from benchmarks.gate import differences
-
     answers = []
     for trend in found:
         if len(trend.values) < 2:
             continue
-        last = max(trend.values)
-        results = {}
-        for index in sorted(trend.values, reverse=True):
-            ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
-            if differences(ok[0], trend.rows[last][0]):
-                break
-            results[commits[index].sha] = evidence.seconds(ok)
-        known = {sha: one for sha, one in results.items() if one is not None}
-        order = [commit.sha for commit in commits[min(trend.values) : last + 1]]
+        known = _comparable(trend, commits)[-1]
+        order = [commit.sha for commit in commits[min(trend.values) : max(trend.values) + 1]]
         step = history.first_bad(order, known, worse=evidence.worse)
         if step is not None:
+            after = known[order[-1]]
             answers.append({
-                "machine": trend.machine, "case": trend.case, "suite": trend.suite, "commits": list(step.suspects),
-                "ratio": evidence.ratio(step.before, known[commits[last].sha]),
+                "machine": trend.machine,
+                "case": trend.case,
+                "suite": trend.suite,
+                "commits": list(step.suspects),
+                "ratio": evidence.ratio(step.before, after),
+                "sure": _certain(step.before, step.after, after),
             })  # fmt: skip
     return answers
+
+
+def _comparable(trend: Trend, commits: Sequence[Commit]) -> list[dict[str, evidence.Evidence]]:
+    """Evidence by commit, in runs of commits whose circumstances are the same, oldest first."""
+    runs: list[dict[str, evidence.Evidence]] = []
+    before: Row | None = None
+    for index in sorted(trend.values):
+        ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
+        found = evidence.seconds(ok)
+        assert found is not None, "a trend's values come from the same evidence"
+        if before is None or differences(before, ok[0]):
+            runs.append({})
+        runs[-1][commits[index].sha] = found
+        before = ok[0]
+    return runs
+
+
+def _certain(*sides: evidence.Evidence) -> bool:
+    return all(side.enough and side.steady for side in sides)
+
+
+def _steps(trend: Trend, commits: Sequence[Commit]) -> list[tuple[int, str]]:
+    """Every certain change of level, for better or worse, with the position of the commit that shows it."""
+    position = {commit.sha: index for index, commit in enumerate(commits)}
+    order = [commit.sha for commit in commits]
+    return [
+        (position[step.suspects[-1]], change(evidence.ratio(step.before, step.after)))
+        for known in _comparable(trend, commits)
+        for step in history.steps(order, known, worse=evidence.worse)
+        if _certain(step.before, step.after)
+    ]
 
 
 def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
@@ -142,6 +174,16 @@ def blamed(finding: Mapping[str, Any], commits: Sequence[Commit]) -> str:
     if len(named) <= 1:
         return named[0] if named else "unknown commit"
     return f"one of {len(named)} commits, {named[0]} to {named[-1]}"
+
+
+def sure(finding: Mapping[str, Any]) -> bool:
+    """Whether enough was measured to call it a regression; findings that do not say were confirmed elsewhere."""
+    return bool(finding.get("sure", True))
+
+
+def verdict(finding: Mapping[str, Any]) -> str:
+    """A finding in words: "15% slower", or "possibly 40% slower" where too little was measured."""
+    return ("" if sure(finding) else "possibly ") + change(finding["ratio"])
 
 
 def change(ratio: float | None) -> str:
@@ -155,8 +197,6 @@ def change(ratio: float | None) -> str:
 
 def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = ()) -> Chart:
     """Milliseconds over the commits from the first to the last measured one."""
-    from benchmarks.gate import differences
-
     low, high = min(trend.rows), max(trend.rows)
     points: list[Point] = []
     marks: list[Mark] = []
@@ -182,12 +222,15 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
     for finding in trend.findings:
         places = [position[sha] for sha in finding["commits"] if sha in position]
         if places:
-            label = f"{change(finding['ratio'])}: {finding['commits'][-1][:8]}"
-            if len(places) > 1:
-                label = (
-                    f"{change(finding['ratio'])}: {finding['commits'][0][:8]}..{finding['commits'][-1][:8]}"
-                )
-            marks.append(Mark(x=max(places), label=label))
+            first, last = finding["commits"][0][:8], finding["commits"][-1][:8]
+            label = f"{verdict(finding)}: {last if len(places) == 1 else f'{first}..{last}'}"
+            marks.append(Mark(x=max(places), label=label, kind="regression" if sure(finding) else "possible"))
+    named = {mark.x for mark in marks}
+    marks += [
+        Mark(x=at - low, label=f"{words}: {commits[at].sha[:8]}", kind="step")
+        for at, words in _steps(trend, commits)
+        if at - low not in named
+    ]
     measured = [facts_of(row) for rows in trend.rows.values() for row in rows]
     return Chart(
         id=file_name(f"history {trend.machine} {trend.suite} {trend.case}", taken),
@@ -200,13 +243,14 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
         y=Axis(label="ms", zero=False),
         series=(Series(name=f"{trend.machine}, {trend.suite}", points=tuple(points), color=0),),
         marks=tuple(marks),
-        caption="Lower is better. A commit without a result is a gap; the line also breaks where the environment changed.",
+        caption="Lower is better. A commit without a result is a gap; the line also breaks where the "
+        "environment changed.",
         context=tuple(contexts(measured)[-1:]),
     )
 
 
 def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame":
-    """A line for each trend: last and best time, their ratio, the commits measured, and what the gate found."""
+    """A line for each trend: last and best time, their ratio, the commits measured, what was found."""
     records = []
     for trend in found:
         best, last = trend.best, trend.last
@@ -215,14 +259,17 @@ def trend_table(found: Iterable[Trend], commits: Sequence[Commit]) -> "DataFrame
             "last/best": last / best if last is not None and best else None,
             "last ms": last * 1e3 if last is not None else None,
             "best ms": best * 1e3 if best is not None else None,
-            "finding": "; ".join(f"{change(f['ratio'])}: {blamed(f, commits)}" for f in trend.findings) or None,
+            "finding": "; ".join(f"{verdict(f)}: {blamed(f, commits)}" for f in trend.findings)
+            or None,
             "commits": len(trend.values),
             "without result": max(trend.rows) - min(trend.rows) + 1 - len(trend.values),
             "suite": trend.suite,
             "machine": trend.machine,
         })  # fmt: skip
-    return frame(records, {"case": str, "last/best": float, "last ms": float, "best ms": float, "finding": str,
-                 "commits": int, "without result": int, "suite": str, "machine": str})  # fmt: skip
+    return frame(
+        records,
+        "case | last/best | last ms | best ms | finding | commits | without result | suite | machine",
+    )
 
 
 def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commit]) -> "DataFrame":
@@ -231,9 +278,9 @@ def finding_table(findings: Iterable[Mapping[str, Any]], commits: Sequence[Commi
         {
             "case": f["case"],
             "new/old": f["ratio"],
-            "change": change(f["ratio"]),
+            "change": verdict(f),
             "commit": blamed(f, commits),
         }
         for f in findings
     ]
-    return frame(records, {"case": str, "new/old": float, "change": str, "commit": str})
+    return frame(records, "case | new/old | change | commit")

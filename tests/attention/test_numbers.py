@@ -1,20 +1,21 @@
 """Every implementation's numbers against the reference in float64, forward and backward."""
 
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
 
 from tests.attention.covering import pairwise
+from tests.attention.full_product import HEADS, LENGTHS, WIDTHS, check_batch
 from tests.attention.problems import GRADIENT_LAYOUTS, LAYOUTS, MASKS, check, make_inputs, solve
 from trainstep.attention import ATTENTION, load_attention
 from trainstep.attention.tiled import attention as tiled
 from trainstep.attention.triton.function import attention as triton
 
-LENGTHS = (1, 7, 16, 17, 40, 127, 128, 129, 300)
-WIDTHS = (8, 16, 24, 32, 64, 80, 96, 128, 256)
-HEADS = ((2, 1, 1), (1, 2, 1), (1, 4, 2), (1, 8, 1))  # batch, query heads, key/value heads
 OURS = {"tiled": partial(tiled, tile=32), "triton": triton}
 PAIRS = pairwise(
     {
@@ -39,17 +40,26 @@ def test_every_pair_of_shapes_masks_and_layouts(name, case, device):
     check(OURS[name], make_inputs(device=device, **case), **mask)
 
 
+PRODUCT = [(dtype, width) for dtype in (torch.float32, torch.float16, torch.bfloat16) for width in WIDTHS]
+
+
+@pytest.fixture(scope="module")
+def product_batches() -> Iterator[dict[tuple[torch.dtype, int], Future[tuple[int, list[str]]]]]:
+    """All batches of the full product at work in processes of their own: most of the time is compilation."""
+    workers = min(16, os.cpu_count() or 1)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        # Slow compilations first: float32 products are unrolled, wide heads most of all.
+        order = sorted(PRODUCT, key=lambda batch: (batch[0].itemsize, batch[1]), reverse=True)
+        yield {batch: pool.submit(check_batch, *batch) for batch in order}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_full_product(dtype, width, device):
-    for queries, keys, heads in product(LENGTHS, LENGTHS, HEADS):
-        inputs = make_inputs(queries=queries, keys=keys, width=width, heads=heads, dtype=dtype, device=device)
-        for name, mask in MASKS.items():
-            try:
-                check(triton, inputs, **mask)
-            except AssertionError as error:
-                raise AssertionError(f"{queries=} {keys=} {heads=} {name}: {error}") from error
+@pytest.mark.parametrize("batch", PRODUCT, ids=str)
+def test_full_product(batch, product_batches):
+    checked, failures = product_batches[batch].result(timeout=280)
+    assert checked == len(LENGTHS) ** 2 * len(HEADS) * len(MASKS)
+    assert not failures, f"{len(failures)} of {checked}, the first: {failures[0]}"
 
 
 @pytest.mark.parametrize("lengths", [(17, 17), (17, 33), (1, 20), (40, 7)], ids=str)

@@ -55,8 +55,8 @@ def test_winners_are_kept_and_a_damaged_cache_is_empty(tmp_path, monkeypatch):
 def test_tiles_hold_every_width(width):
     assert padded_width(width) >= max(width, 16)
     assert padded_width(width) < 2 * max(width, 9)
-    for element_bytes in (2, 4):
-        assert candidates(width, element_bytes)
+    for kind in tuning.HALF, tuning.TF32, tuning.FLOAT32:
+        assert candidates(width, kind)
 
 
 def test_tiles_can_be_compiled():
@@ -69,10 +69,10 @@ def test_tiles_can_be_compiled():
 def test_a_shipped_device_has_every_width_and_kernel():
     shipped = {key[1] for key in TABLE}
     expected = {
-        (kernel, capability, width, element_bytes)
+        (kernel, capability, width, kind)
         for capability in shipped
         for kernel in ("forward", "dq", "dkdv")
         for width in (16, 32, 64, 128, 256)
-        for element_bytes in (2, 4)
+        for kind in (tuning.HALF, tuning.TF32, tuning.FLOAT32)
     }
     assert set(TABLE) == expected

@@ -1,14 +1,17 @@
 """Bad input: one clear line that names the value, exit status 2, nothing written."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.__main__ import COMMANDS, main
+from benchmarks.measure.record import load
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "results" / "local"
@@ -95,3 +98,38 @@ def test_help_lists_every_command():
     done = command("--help")
     assert done.returncode == 0
     assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path):
+    """SIGINT in the middle: status 130, the rows so far on the disk, and the same command measures only the rest."""
+    out = tmp_path / "rows.jsonl"
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "run",
+        "--only",
+        "attention/(tiled|reference|sdpa-math)/.*S256",
+        "--samples",
+        "5",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # A group of its own, so that the signal reaches the run alone, as a terminal's Ctrl-C would.
+    started = subprocess.Popen(
+        [*words, "--out", str(out)], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not out.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    first = load([out])[0]
+    assert started.returncode == 130 and "interrupted" in err
+    assert 1 <= len(first) < 9
+    again = subprocess.run(
+        [*words, "--out", str(out)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    rows = load([out])[0]
+    assert len(rows) == 9 and rows[: len(first)] == first

@@ -157,6 +157,11 @@ def metrics(value, unit="bytes", better="lower", **more):
         (5, 0, "tokens/s", "higher", "worse"),
         (1000, 1010, "bytes", "lower", "same"),
         (1000, 1030, "bytes", "lower", "worse"),
+        (0.9, 0.5, "1", "higher", "worse"),
+        (0.5, 0.9, "1", "higher", "better"),
+        (0.04, 0.02, "1", "higher", "same"),
+        (0.0, 0.02, "1", "lower", "same"),
+        (0.0, 0.5, "1", "lower", "worse"),
     ],
 )
 def test_direction_and_zero(old, new, unit, direction, verdict):

@@ -259,6 +259,25 @@ def test_a_busy_machine_says_so_in_the_first_place():
     assert finding.kind == "unchanged" and "too busy to tell: processes gave 1 to 2.86 s" in finding.detail
 
 
+def shaky(level, commit=A):
+    """Five processes of which no two agree, the best of them at `level`."""
+    return [row(ONE, (level * 1.2**i,), process=i, commit=commit) for i in range(5)]
+
+
+@pytest.mark.parametrize("slower, kind, status", [(1.15, "regressed", 13), (1.0, "unchanged", 0)])
+def test_a_busy_machine_is_a_reason_to_measure_again(slower, kind, status):
+    again = Remeasure({ONE: 1.0}, {ONE: slower})
+    (alone,) = compare(shaky(1.0), shaky(1.2, B))
+    assert alone.kind == "unchanged" and alone.doubtful and alone.suspects == ()
+    findings = compare(shaky(1.0), shaky(1.2, B), remeasure=again)
+    assert again.asked == [([ONE], [A, B])]
+    assert [f.kind for f in findings] == [kind] and exit_status(findings) == status
+    assert f"x{slower:.3g} measured again" in findings[0].detail
+    quiet = Remeasure({}, {})
+    compare(shaky(1.0), shaky(1.0, B), remeasure=quiet)
+    assert quiet.asked == [], "the best process is as good as before: noise only adds"
+
+
 def test_only_alarms_are_measured_again_and_a_dirty_tree_as_it_is():
     again = Remeasure({TWO: 1.0}, {TWO: 2.0})
     current = side({ONE: 1.0, TWO: 2.0}, commit=B, dirty=True)
@@ -319,6 +338,24 @@ def test_r3_a_regression_from_before_the_window_starts_at_index_0():
     (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past)
     assert finding.kind == "regressed" and finding.good is None and finding.suspects == (COMMITS[0],)
     assert finding.against == A
+
+
+def test_an_unsteady_commit_that_looks_slow_is_as_good_as_not_measured():
+    past = history([10, 10, 20, 20])
+    past[1] = (COMMITS[1], shaky(15, COMMITS[1]))
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1], COMMITS[2])
+    past[1] = (COMMITS[1], shaky(10, COMMITS[1]))  # its best process is proof enough that it was fast
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_a_busy_current_commit_gets_its_blame_once_it_is_confirmed():
+    past = history([10, 10, 20])
+    past.append((COMMITS[3], shaky(20, COMMITS[3])))
+    again = Remeasure({ONE: 10}, {ONE: 20})
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.kind == "regressed" and finding.suspects == (COMMITS[2],)
 
 
 def test_a_dirty_tree_is_blamed_after_its_commit():

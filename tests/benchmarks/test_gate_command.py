@@ -14,7 +14,7 @@ pytest_plugins = ["tests.benchmarks.scratch"]
 def repository(scratch, monkeypatch):
     """Five commits, the last of text only, in the repository that the command works on."""
     monkeypatch.setattr(command, "ROOT", scratch.root)
-    monkeypatch.setattr(command, "_is_here", lambda row: False)
+    monkeypatch.setattr(command, "_device_here", lambda row: None)
     monkeypatch.setenv("COLUMNS", "300")
     commits = [
         scratch.commit({"src/a.py": str(i), "benchmarks/b.py": ""}, f"commit {i} [bold]<b>") for i in range(4)
@@ -136,7 +136,7 @@ def test_an_alarm_is_measured_again_on_the_machine_it_is_from(repository, capsys
         asked.append((root, which, cases, device))
         return [side({ONE: 1.0}), side({ONE: 1.0})]
 
-    monkeypatch.setattr(command, "_is_here", lambda row: row.env["cpu"] == CPU["cpu"])
+    monkeypatch.setattr(command, "_device_here", lambda row: "cpu" if row.env["cpu"] == CPU["cpu"] else None)
     monkeypatch.setattr("benchmarks.measure.alternate.alternate", again)
     assert run(capsys, commits[0], commits[1])[0] == 0
     assert asked == [(scratch.root, [commits[0], commits[1]], [ONE], "cpu")]
@@ -148,7 +148,30 @@ def test_rows_of_another_processor_are_not_this_machines():
     from tests.benchmarks.rows import row
 
     here = environment("cpu")
-    assert command._is_here(row(env=here))
-    assert not command._is_here(row(env={**here, "cpu": "other"}))
-    assert not command._is_here(row(env={**here, "device": "cuda", "gpu": "other"}))
-    assert not command._is_here(row(env={}))
+    assert command._device_here(row(env=here)) == "cpu"
+    for other in (
+        {**here, "cpu": "other"},
+        {**here, "device": "cuda", "gpu": "other"},
+        {**here, "torch": "0"},
+        {},
+    ):
+        assert command._device_here(row(env=other)) is None
+
+
+def test_asv_rows_of_no_named_machine_are_this_ones(monkeypatch):
+    import torch
+
+    from tests.benchmarks.rows import row
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    asv = row(env={"python": "3.11"}, suite="asv", machine="local")
+    assert command._device_here(asv) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert command._device_here(asv) is None, "measured on the GPU or not, nobody knows"
+
+
+def test_what_is_absent_on_both_sides_is_counted_not_listed(repository, capsys):
+    scratch, commits = repository
+    old, new = (file_rows(scratch, commit, {ONE: 1.0, TWO: "skipped"}) for commit in commits[:2])
+    status, out, _ = run(capsys, str(old), str(new))
+    assert status == 0 and ONE in out and TWO not in out and "2 unchanged" in out

@@ -1,15 +1,19 @@
 """Ranks start, answer, fail with their own message, and leave nothing behind."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainstep.parallel.launch import RankFailure, Ranks, RankTimeout, launch, rank_device
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Answer:
@@ -197,12 +201,32 @@ def test_ranks_die_with_a_killed_parent(script, tmp_path):
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_the_same_script_runs_under_torchrun(script):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_two_nodes_of_a_slurm_job_run_the_same_script(script, tmp_path):
+    """Two nodes on this machine: the templates as they are, stand-ins for srun and scontrol."""
+    shims = {
+        "srun": '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n',
+        "scontrol": "#!/bin/sh\necho localhost\necho localhost\n",
+    }
+    for name, text in shims.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    with socket.socket() as free:  # the template's port follows from the job's number
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **with_path(),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_ID": str((port - 10000) % 50000),
+        "SLURM_JOB_NODELIST": "two",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }
+    slurm = ROOT / "src/trainstep/parallel/templates/slurm.sh"
     done = subprocess.run(
-        [*command, str(script), "run"], capture_output=True, text=True, timeout=100, env=with_path()
+        ["bash", slurm, script, "run"], capture_output=True, text=True, timeout=200, env=environment
     )
-    assert done.stdout.count("[0, 1]") == 2, done.stderr
+    assert done.returncode == 0 and done.stdout.count("[0, 1]") == 2, done.stderr
 
 
 def with_path():

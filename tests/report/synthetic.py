@@ -14,8 +14,8 @@ CPU_ENV = {
     "triton": "3.6.0",
     "python": "3.11.2",
 }
-GPU_ENV = {"device": "cuda", "gpu": "NVIDIA H200", "driver": "570.124", "cuda": "12.9", "torch": "2.11.0", "triton": "3.6.0",
-           "python": "3.12.3"}  # fmt: skip
+GPU_ENV = {"device": "cuda", "gpu": "NVIDIA H200", "driver": "570.124", "cuda": "12.9", "torch": "2.11.0",
+           "triton": "3.6.0", "python": "3.12.3"}  # fmt: skip
 EVIL_GPU = "<script>alert('gpu')</script>\"&"
 EVIL_SUBJECT = "</script><script>document.title='owned'</script> & $x$ | `y` #z"
 COMMITS = [
@@ -94,8 +94,9 @@ def attention_rows() -> list[Row]:
                     rows.append(row(case, status="skipped", reason="no kernel below 1024", **common))
                     continue
                 if target == "tiled" and length == 4096:
-                    rows.append(row(case, status="red", reason="differs from the reference", metrics=work(flops=flops),
-                                    check={"error": 3.0, "budget": 1.0}, **common))  # fmt: skip
+                    rows.append(row(case, status="red", reason="differs from the reference",
+                                    metrics=work(flops=flops), check={"error": 3.0, "budget": 1.0},
+                                    **common))  # fmt: skip
                     continue
                 seconds = flops / rate * (1 + 2000 / length)
                 samples = 1 if (target, length) == ("triton", 512) else 20
@@ -142,13 +143,37 @@ def cpu_rows() -> list[Row]:
     return rows
 
 
+def memory_rows() -> list[Row]:
+    """Checkpointing policies with predicted and measured peaks; one without a prediction, one failed."""
+    rows = []
+    for target, group, peak, predicted in (
+        ("none", "", 4000, 3900),
+        ("every", "", 900, 1000),
+        ("group", "group4,", 700, None),
+    ):
+        sizes = {"peak_memory": peak * 2.0**20} | (
+            {"predicted_peak": predicted * 2.0**20} if predicted else {}
+        )
+        metrics = work(flops=1e9, tokens=512) | {
+            name: {"value": size, "unit": "byte", "better": "lower"} for name, size in sizes.items()
+        }
+        rows.append(row(f"memory/{target}/train_step/toy,B4,S128,{group}fp32,w1", 0.05, metrics=metrics))
+    return [
+        *rows,
+        row("memory/offload/train_step/toy,B4,S128,fp32,w1", status="error", reason="RuntimeError: no"),
+    ]
+
+
 REGRESSED = "attention/reference/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 STEADY = "attention/tiled/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 
 
 def history_rows(slow: float = 1.15) -> list[Row]:
-    """Two cases over eight commits in five processes each: one slows down at the fifth; the third commit has no
-    result, the sixth fails; the other case's torch changes at the seventh."""
+    """Two cases over eight commits in five processes each.
+
+    One slows down at the fifth; the third commit has no result, the sixth fails; for the other case torch
+    changes at the seventh.
+    """
     rows = []
     for index, commit in enumerate(COMMITS):
         if index == 2:
@@ -178,4 +203,4 @@ def all_rows() -> list[Row]:
     """Everything above, and one row whose device name tries to be markup."""
     evil = row("attention/tiled/forward/B2,N1,K1,S64,T64,H8,full,fp32,w1", 0.001, machine="evil<b>",
                env=GPU_ENV | {"gpu": EVIL_GPU})  # fmt: skip
-    return [*history_rows(), *attention_rows(), *cpu_rows(), evil]
+    return [*history_rows(), *attention_rows(), *cpu_rows(), *memory_rows(), evil]

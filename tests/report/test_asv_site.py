@@ -37,8 +37,8 @@ def site(tmp_path_factory):
     machine = {"arch": "x86_64", "cpu": "c", "machine": "m", "num_cpu": "2", "os": "Linux", "ram": "1"}
     (folder / "m").mkdir(parents=True)
     (folder / "m" / "machine.json").write_text(json.dumps(machine | {"version": 1}))
-    described = {"code": "", "name": NAME, "param_names": ["target", "shape"], "params": PARAMETERS, "timeout": 60.0,
-                 "type": "time", "unit": "seconds", "version": "1"}  # fmt: skip
+    described = {"code": "", "name": NAME, "param_names": ["target", "shape"], "params": PARAMETERS,
+                 "timeout": 60.0, "type": "time", "unit": "seconds", "version": "1"}  # fmt: skip
     (folder / "benchmarks.json").write_text(json.dumps({NAME: described, "version": 2}))
     config = {"version": 1, "project": "scratch", "repo": str(root), "branches": ["main"], "dvcs": "git",
               "environment_type": "virtualenv", "results_dir": "stored", "html_dir": "html"}  # fmt: skip
@@ -46,8 +46,8 @@ def site(tmp_path_factory):
     for number, commit in enumerate(git("rev-list", "--reverse", "main").split()):
         date = int(git("show", "-s", "--format=%ct", commit)) * 1000
         stored = asv_results.Results(machine | {"python": "3.11"}, {}, commit, date, "3.11", "env", {})
-        result = BenchmarkResult(result=[0.01 * (number + 1), 0.02], samples=[[0.01], [0.02]], number=[1, 1], errcode=0,
-                                 stderr="", profile=None)  # fmt: skip
+        result = BenchmarkResult(result=[0.01 * (number + 1), 0.02], samples=[[0.01], [0.02]], number=[1, 1],
+                                 errcode=0, stderr="", profile=None)  # fmt: skip
         stored.add_result(described, result, started_at=datetime.datetime.now(datetime.UTC), duration=1.0)
         stored.save(str(folder))
     subprocess.run(

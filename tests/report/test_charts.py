@@ -5,7 +5,7 @@ import pytest
 from benchmarks.report import charts
 from benchmarks.report.chart import file_name
 from benchmarks.report.facts import facts_of, latest
-from tests.report.synthetic import CPU_ENV, attention_rows, cpu_rows, is_peer, row, work
+from tests.report.synthetic import CPU_ENV, attention_rows, cpu_rows, is_peer, memory_rows, row, work
 
 
 def series(chart, name):
@@ -52,8 +52,8 @@ def test_a_time_of_zero_is_a_gap_and_not_a_rate():
 
 
 def test_no_bound_without_a_known_device():
-    rows = [row(f"attention/triton/forward/B1,N1,K1,S{n},T{n},H8,causal,fp32,w1", 1.0, metrics=work(flops=1e9),
-                env=CPU_ENV) for n in (64, 128)]  # fmt: skip
+    rows = [row(f"attention/triton/forward/B1,N1,K1,S{n},T{n},H8,causal,fp32,w1", 1.0, env=CPU_ENV,
+                metrics=work(flops=1e9)) for n in (64, 128)]  # fmt: skip
     (chart,) = charts.attention_charts([facts_of(r) for r in rows], is_peer)
     assert [one.name for one in chart.series] == ["triton"] and "not known" in chart.caption
 
@@ -86,6 +86,14 @@ def test_data_parallel_bars_add_up_to_the_step():
     assert parts[1:] == pytest.approx([3.6, 8.4]) and sum(parts) == pytest.approx(52, rel=0.02)
     unknown = [one.points[chart.x.categories.index("torch-ddp")] for one in chart.series]
     assert unknown[2].y is None and "overlap not measured" in unknown[1].note
+
+
+def test_predicted_peaks_stand_across_the_measured_bars():
+    (chart,) = charts.policy_charts(latest(memory_rows()))
+    assert chart.x.categories == ("none", "every", "group of 4")
+    measured, predicted = chart.series
+    assert [point.y for point in measured.points] == [4000, 900, 700] and not measured.bound
+    assert [point.y for point in predicted.points] == [3900, 1000, None] and predicted.bound
 
 
 def test_memory_is_drawn_as_steps():

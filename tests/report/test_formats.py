@@ -75,8 +75,8 @@ def test_typst_cells_are_string_literals_with_the_very_text():
 
 def _latex_text(cell):
     """What LaTeX would set for a cell of ours."""
-    named = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">",
-             "textbar": "|"}  # fmt: skip
+    named = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<",
+             "textgreater": ">", "textbar": "|"}  # fmt: skip
     cell = re.sub(r"\\symbol\{(\d+)\}", lambda m: f"\\symbol{m[1]};", cell)
     cell = re.sub(r"\\(text\w+)\{\}", lambda m: f"\\named{m[1]};", cell)
     # A lone pair of braces only separates; nothing else may be unescaped.

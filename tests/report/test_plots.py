@@ -9,7 +9,15 @@ from benchmarks.report import charts, plots
 from benchmarks.report.chart import Axis, Chart, Point, Series
 from benchmarks.report.facts import latest
 from benchmarks.report.trends import trend_chart, trends
-from tests.report.synthetic import COMMITS, FINDINGS, attention_rows, cpu_rows, history_rows, is_peer
+from tests.report.synthetic import (
+    COMMITS,
+    FINDINGS,
+    attention_rows,
+    cpu_rows,
+    history_rows,
+    is_peer,
+    memory_rows,
+)
 
 
 def line_chart(**fields):
@@ -27,7 +35,7 @@ def line_chart(**fields):
 def test_every_kind_of_chart_is_drawn_as_png_and_svg(tmp_path):
     found = [
         charts.attention_charts(latest(attention_rows()), is_peer)[0],
-        charts.step_charts(latest(cpu_rows()))[0],
+        charts.policy_charts(latest(memory_rows()))[0],
         trend_chart(trends(history_rows(), COMMITS, FINDINGS)[0], COMMITS),
     ]
     for chart in found:

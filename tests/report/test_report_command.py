@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.commands.report import collect, first_parents, make_report
 from benchmarks.measure.record import RunWriter
+from benchmarks.report.facts import latest
 from tests.report.synthetic import CPU_ENV, REGRESSED, all_rows, row
 
 
@@ -126,15 +127,15 @@ def test_asv_results_are_read_and_its_configuration_is_no_damage(tmp_path):
         "commit_hash": "1" * 40, "python": "3.11", "requirements": {}, "params": {"machine": "m"},
         "result_columns": ["result", "params", "version", "started_at", "samples"],
         "results": {"bench_attention.Forward.sampled": [
-            [0.5, float("nan")], [["'reference'", "'nobody'"], ["'B1,N1,K1,S8,T8,H8,causal,fp32,w1'"]], "1", 0,
-            [[0.5, 0.6], None],
+            [0.5, float("nan")], [["'reference'", "'nobody'"], ["'B1,N1,K1,S8,T8,H8,causal,fp32,w1'"]],
+            "1", 0, [[0.5, 0.6], None],
         ]},
     }  # fmt: skip
     (local / "asv" / "m" / "x.json").write_text(json.dumps(stored))
     rows, damaged = collect(tmp_path / "results")
     assert damaged == []
     # asv says n/a for pairs of its parameters that no case has: they are nobody's rows.
-    assert [(r.case.split("/")[1], r.samples_seconds) for r in rows] == [("reference", (0.5, 0.6))]
+    assert [(f.target, f.row.samples_seconds) for f in latest(rows)] == [("reference", (0.5, 0.6))]
 
 
 def test_no_results_at_all(tmp_path):

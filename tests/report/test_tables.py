@@ -1,4 +1,4 @@
-"""Tables: peers of the same run beside ours, steps, rates, collectives, data parallelism and what has no result."""
+"""Tables: peers of the same run beside ours, steps, rates, collectives, data parallelism, failures."""
 
 import pandas
 import pytest
@@ -13,6 +13,7 @@ from tests.report.synthetic import (
     attention_rows,
     cpu_rows,
     is_peer,
+    memory_rows,
     row,
     work,
 )
@@ -44,12 +45,13 @@ def test_headline_takes_the_fastest_peer_of_the_same_run():
     assert line["samples"] == 10 and line["spread %"] == pytest.approx(0)
 
 
-def test_every_pair_names_a_peer_that_failed():
+def test_ratios_to_every_peer_say_why_one_is_missing():
     rows = [row(f"attention/triton/forward/{TAIL}", 2e-3, noise=0),
+            row(f"attention/sdpa-flash/forward/{TAIL}", 3e-3, noise=0),
             row(f"attention/flex/forward/{TAIL}", status="oom", reason="no room")]  # fmt: skip
     (line,) = records(tables.beside_peers([facts_of(r) for r in rows], is_peer))
-    assert (line["peer"], line["peer status"], line["peer/ours"]) == ("flex", "oom", None)
-    (head,) = records(tables.headline([facts_of(r) for r in rows], is_peer))
+    assert line["sdpa-flash"] == pytest.approx(1.5) and line["flex"] == "oom"
+    (head,) = records(tables.headline([facts_of(r) for r in rows[::2]], is_peer))
     assert head["best peer"] is None and head["peer/ours"] is None
 
 
@@ -164,9 +166,32 @@ def test_a_red_check_shows_error_and_budget():
     assert tables.check_text(fact) == "ok: 0.5 of 1"
 
 
+def test_memory_stands_beside_its_prediction():
+    frame = tables.memory(latest(memory_rows()))
+    line = pick(frame, implementation="every")
+    assert (line["peak MiB"], line["predicted MiB"], line["peak/predicted"]) == (900, 1000, 0.9)
+    assert pick(frame, implementation="group")["peak/predicted"] is None
+    assert pick(frame, implementation="offload")["peak MiB"] is None
+
+
+def test_rows_of_any_area_show_their_metrics():
+    metrics = work(flops=1e9) | {"peak_memory": {"value": 2**20, "unit": "byte", "better": "lower"},
+                                 "wait": {"value": 0.002, "unit": "s", "better": "lower"}}  # fmt: skip
+    frame = tables.every_row(
+        [facts_of(row("kernel/swiglu/forward/B1,fp32,w1", 1.0, noise=0, metrics=metrics))]
+    )
+    (line,) = records(frame)
+    assert (line["peak memory MiB"], line["wait ms"], line["GFLOP/s"]) == (
+        1.0,
+        2.0,
+        1.0,
+    ) and "flops" not in line
+
+
 def test_tables_of_nothing_have_their_columns():
-    for frame in (tables.headline([], is_peer), tables.steps([]), tables.attention([]), tables.collectives([]),
-                  tables.parallel([], is_peer), tables.statuses([]), tables.attention_rates([])):  # fmt: skip
+    made = [tables.headline([], is_peer), tables.beside_peers([], is_peer), tables.parallel([], is_peer)]
+    makers = (tables.steps, tables.attention, tables.attention_rates, tables.collectives, tables.memory)
+    for frame in [*made, *(maker([]) for maker in (*makers, tables.statuses, tables.every_row))]:
         assert isinstance(frame, pandas.DataFrame) and frame.empty and len(frame.columns)
 
 

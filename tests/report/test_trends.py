@@ -1,4 +1,4 @@
-"""History: topological order, gaps, breaks where conditions change, and the commit that made a case slower."""
+"""History: topological order, gaps, breaks where conditions change, and the commit that made it slower."""
 
 import pytest
 
@@ -11,6 +11,7 @@ from benchmarks.report.trends import (
     trend_chart,
     trend_table,
     trends,
+    verdict,
 )
 from tests.report.synthetic import (
     COMMITS,
@@ -67,6 +68,25 @@ def test_a_commit_without_a_result_widens_the_range():
 def test_partly_recovered_is_still_slower_than_the_best():
     (found,) = regressions(trends(series([10.0, 20.0, 15.0]), COMMITS), COMMITS)
     assert found["commits"] == [COMMITS[1].sha] and found["ratio"] == pytest.approx(1.5, rel=0.01)
+
+
+def test_too_few_processes_make_a_possibility_and_no_alarm():
+    rows = [one for one in series([1.0, 1.0, 3.0]) if one.env["process"] == 0]
+    (found,) = regressions(trends(rows, COMMITS), COMMITS)
+    assert found["commits"] == [COMMITS[2].sha] and not found["sure"]
+    assert verdict(found) == "possibly 3x as long"
+    (mark,) = trend_chart(trend_of(STEADY, rows, [found]), COMMITS).marks
+    assert mark.kind == "possible" and mark.label == "possibly 3x as long: 22222222"
+    (certain,) = regressions(trends(series([1.0, 1.0, 3.0]), COMMITS), COMMITS)
+    assert certain["sure"] and verdict(certain) == "3x as long"
+
+
+def test_past_changes_are_marked_without_alarm():
+    rows = series([10.0, 20.0, 10.0, 10.0, 5.0])
+    assert regressions(trends(rows, COMMITS), COMMITS) == []
+    marks = trend_chart(trend_of(STEADY, rows), COMMITS).marks
+    assert [(mark.x, mark.kind) for mark in marks] == [(1, "step"), (2, "step"), (4, "step")]
+    assert marks[0].label.startswith("2x as long") and marks[2].label.startswith("50% faster")
 
 
 def test_recovered_is_no_regression():

@@ -122,12 +122,15 @@ function drawLines(chart, view) {
 
   const clip = `clip-${chart.id}-${Math.random().toString(36).slice(2)}`;
   make("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 12 }, make("clipPath", { id: clip }, make("defs", {}, svg)));
+  let quiet = 0;  // marks that are no alarm say so inside the plot, one below another where many meet
   for (const mark of chart.marks) {
     if (mark.x < d.left || mark.x > d.right) continue;
-    const color = mark.kind === "regression" ? theme.bad : theme.muted;
+    const color = { regression: theme.bad, possible: theme.warn }[mark.kind] || theme.muted;
+    const sign = { regression: "▲ ", possible: "△ " }[mark.kind] || "";
     make("line", { x1: X(mark.x), x2: X(mark.x), y1: box.top - 6, y2: box.bottom, stroke: color, "stroke-dasharray": "3 3" }, svg);
     const end = X(mark.x) > (box.left + box.right) / 2;
-    make("text", { x: X(mark.x) + (end ? -5 : 5), y: box.top - (mark.kind === "environment" ? -4 : 6), "text-anchor": end ? "end" : "start", fill: color, "font-weight": mark.kind === "regression" ? 600 : 400 }, svg, (mark.kind === "regression" ? "▲ " : "") + mark.label);
+    const y = sign || mark.kind === "phase" ? box.top - 6 : box.top + 5 + 13 * (quiet++ % 4);
+    make("text", { x: X(mark.x) + (end ? -5 : 5), y, "text-anchor": end ? "end" : "start", fill: color, "font-weight": mark.kind === "regression" ? 600 : 400 }, svg, sign + mark.label);
   }
   const plot = make("g", { "clip-path": `url(#${clip})` }, svg);
   const places = new Map();
@@ -169,7 +172,8 @@ function drawBars(chart, view) {
   const { theme, width, hidden } = view;
   const shown = chart.series.filter((s) => !hidden.has(s.name));
   const rows = chart.x.categories, each = 44;
-  const totals = rows.map((_, i) => shown.reduce((sum, s) => sum + (s.points[i].y || 0), 0));
+  const stacked = shown.filter((s) => !s.bound), across = shown.filter((s) => s.bound);
+  const totals = rows.map((_, i) => Math.max(stacked.reduce((sum, s) => sum + (s.points[i].y || 0), 0), ...across.map((s) => s.points[i].y || 0)));
   const height = rows.length * each + 40;
   const box = { left: 4, right: width - 64, top: 4, bottom: rows.length * each + 4 };
   const most = Math.max(...totals, 1e-12);
@@ -187,12 +191,16 @@ function drawBars(chart, view) {
     const room = Math.floor(width / 6.6);
     make("text", { x: box.left, y: top + 14, fill: theme.ink, "font-size": 12 }, svg, name.length > room ? `${name.slice(0, room - 1)}…` : name);
     let sum = 0;
-    for (const series of shown) {
+    for (const series of stacked) {
       const value = series.points[i].y || 0;
       if (value > 0) make("rect", { x: X(sum), y: top + 20, width: Math.max(0.5, X(sum + value) - X(sum) - 1), height: 15, fill: colorOf(series.color, theme), rx: 1.5 }, svg);
       sum += value;
     }
-    make("text", { x: X(sum) + 6, y: top + 32, fill: theme.muted }, svg, number(sum));
+    for (const series of across) {
+      const value = series.points[i].y;
+      if (value !== null) make("line", { x1: X(value), x2: X(value), y1: top + 16, y2: top + 39, stroke: theme.ink, "stroke-width": 1.6 }, svg);
+    }
+    make("text", { x: X(Math.max(sum, ...across.map((s) => s.points[i].y || 0))) + 6, y: top + 32, fill: theme.muted }, svg, number(sum));
     places.set(i, top + 27);
   });
   return { svg, height, box, places, shown, bars: true, each };
@@ -226,6 +234,7 @@ function standalone(chart, theme, width = 900) {
 
 function swatch(series, chart, theme, parent) {
   const color = colorOf(series.color, theme);
+  if (chart.kind === "bars" && series.bound) return make("line", { x1: 9, x2: 9, y1: -1, y2: 12, stroke: theme.ink, "stroke-width": 1.6 }, parent);
   if (chart.kind === "bars" || series.fill) return make("rect", { x: 3, y: 0, width: 12, height: 10, rx: 2, fill: color }, parent);
   make("line", { x1: 0, x2: 19, y1: 5, y2: 5, stroke: color, "stroke-width": 2, "stroke-dasharray": series.bound ? "1.5 3" : series.peer ? "5 3" : "none" }, parent);
   if (!series.bound) make("path", { d: shapeOf(series.color), transform: "translate(9.5 5)", fill: series.peer ? theme.surface : color, stroke: color, "stroke-width": 1.2 }, parent);

@@ -46,15 +46,21 @@ function sortBy(table, column, header) {
   const ascending = header.getAttribute("aria-sort") !== "ascending";
   for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-  const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
-  const rows = [...table.tBodies[0].rows].map((row) => ({ row, text: key(row), absent: row.cells[column].classList.contains("absent") }));
+  const key = (row) => row.cells[column].textContent.replace(/[,×]/g, "");
+  const rows = [...table.tBodies[0].rows].map((row) => ({ row, text: key(row), absent: row.cells[column].matches(".absent, .number:has(.status)") }));
   rows.sort((a, b) => {
     if (a.absent || b.absent) return a.absent - b.absent; // absent last, whichever way
-    const x = Number(a.text), y = Number(b.text);
-    const order = Number.isNaN(x) || Number.isNaN(y) ? a.text.localeCompare(b.text, "en", { numeric: true }) : x - y;
+    const order = !header.classList.contains("number") ? a.text.localeCompare(b.text, "en", { numeric: true }) : Number(a.text) - Number(b.text);
     return ascending ? order : -order;
   });
   table.tBodies[0].append(...rows.map((one) => one.row));
+}
+
+// Text that Python packed: base64 of gzip of JSON.
+async function unpack(packed) {
+  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
 }
 
 async function copyText(text) {
@@ -91,7 +97,8 @@ function wireTable(sheet) {
   };
   for (const button of sheet.querySelectorAll("[data-copy]"))
     button.onclick = async () => {
-      const done = await copyText(TABLES[sheet.id][button.dataset.copy]);
+      const texts = await unpack(TABLES[sheet.id]);
+      const done = await copyText(texts[button.dataset.copy]);
       const label = button.textContent;
       button.textContent = done ? "Copied" : "Refused";
       setTimeout(() => { button.textContent = label; }, 1200);

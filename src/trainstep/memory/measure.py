@@ -1,6 +1,7 @@
 """Measure what one block costs, for the planner: on the device it will run on, or on the meta device."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from trainstep.memory.live import LiveBytes
 from trainstep.memory.planner import BlockCost, Unit
 from trainstep.memory.storages import storage_bytes
 
+Region = Callable[[], AbstractContextManager[Any]]
+
 
 def measure_unit(
     function: Callable[..., torch.Tensor],
@@ -20,6 +23,7 @@ def measure_unit(
     *args: Any,
     parameters: Iterable[torch.nn.Parameter] = (),
     new_gradients: bool = True,
+    region: Region = nullcontext,
 ) -> Unit:
     """Run one forward and one backward, counting live bytes.
 
@@ -30,16 +34,21 @@ def measure_unit(
         parameters: what the function trains; their `.grad` is left as it was found.
         new_gradients: the gradients appear during the step (they were set to None before it); False when they
             are accumulated into existing ones.
+        region: makes the context that a forward runs in (autocast).
 
     Returns:
         The unit's bytes, and its FLOPs as PyTorch's counter knows them (operators that it does not know count
         0).
     """
-    return _measure(function, x, *args, parameters=parameters, new_gradients=new_gradients)[0]
+    return _measure(function, x, *args, parameters=parameters, new_gradients=new_gradients, region=region)[0]
 
 
 def measure_block(
-    block: torch.nn.Module, x: torch.Tensor, *args: Any, new_gradients: bool = True
+    block: torch.nn.Module,
+    x: torch.Tensor,
+    *args: Any,
+    new_gradients: bool = True,
+    region: Region = nullcontext,
 ) -> BlockCost:
     """Measure a block run plainly, without saving, under the selective policy and offloaded.
 
@@ -47,9 +56,9 @@ def measure_block(
         block: one of the equal blocks of a model.
         x: its input; the output must have the same size.
         args: its further arguments (positions).
-        new_gradients: see `measure_unit`.
+        new_gradients, region: see `measure_unit`.
 
-    On the meta device there is no host to offload to: `offload` is None there. The block runs a few times.
+    Offloading is measured on a GPU only; elsewhere `offload` is None. The block runs a few times.
     """
     parameters = list(block.parameters())
 
@@ -59,23 +68,37 @@ def measure_block(
             x,
             parameters=parameters,
             new_gradients=new_gradients,
+            region=region,
         )
 
     plain, plain_flops = under("none")
     selective, selective_flops = under("selective")
     boundary = storage_bytes(x)
-    with torch.no_grad(), LiveBytes() as live:
+    with region(), LiveBytes() as live:
         live.ignore(x)
-        block(x, *args)
-        unsaved_peak = live.peak_bytes + boundary
+        y = checkpointing.run([block], x, *args, policy="every-block")
+        casts = live.live_bytes - storage_bytes(y)
     return BlockCost(
         boundary_bytes=boundary,
+        cast_bytes=casts,
         incoming_bytes=boundary,
         plain=plain,
-        unsaved_peak_bytes=unsaved_peak,
-        selective=replace(selective, recomputed_flops=selective_flops - plain_flops),
+        unsaved_peak_bytes=unsaved_peak_bytes(block, x, *args, region=region),
+        selective=replace(
+            selective, recomputed_flops=selective_flops - plain_flops, forward_only_bytes=casts
+        ),
         offload=under("offload")[0] if x.is_cuda else None,
     )
+
+
+def unsaved_peak_bytes(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, region: Region = nullcontext
+) -> int:
+    """Most bytes alive in a forward that saves nothing, input and output included."""
+    with torch.no_grad(), region(), LiveBytes() as live:
+        live.ignore(x)
+        function(x, *args)
+        return live.peak_bytes + storage_bytes(x)
 
 
 def _measure(
@@ -84,6 +107,7 @@ def _measure(
     *args: Any,
     parameters: Iterable[torch.nn.Parameter],
     new_gradients: bool,
+    region: Region,
 ) -> tuple[Unit, int]:
     """The unit, and the FLOPs of its forward and backward together."""
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
@@ -95,7 +119,8 @@ def _measure(
     try:
         with LiveBytes() as live:
             live.ignore(x)
-            y = function(x, *args)
+            with region():
+                y = function(x, *args)
             forward_peak = live.peak_bytes + boundary
             # The output belongs to the next unit, which is done with it when this one's backward starts.
             root, gradient = get_gradient_edge(y), torch.ones_like(y, requires_grad=False)
@@ -108,7 +133,8 @@ def _measure(
         own = sum(storage_bytes(p.grad) for p in parameters if p.grad is not None)
         # A run of its own: PyTorch's counter keeps alive what a selective checkpoint wants to free.
         with FlopCounterMode(display=False) as flops:
-            y = function(x, *args)
+            with region():
+                y = function(x, *args)
             forward_flops = flops.get_total_flops()
             y.backward(torch.ones_like(y))
     finally:

@@ -26,6 +26,8 @@ class Unit:
         forward_peak_bytes: most alive during its forward, input, output and what it keeps included.
         backward_peak_bytes: most alive during its backward: what it keeps, the incoming gradient, its own
             parameters' gradients and temporaries.
+        forward_only_bytes: alive from its forward to the end of the whole forward: autocast's copies of
+            weights that nobody saved.
         gradient_bytes: parameter gradients that stay afterwards; 0 when they existed before the step.
         forward_flops: of one forward.
         recomputed_flops: done again during the backward.
@@ -34,6 +36,7 @@ class Unit:
     kept_bytes: float
     forward_peak_bytes: float
     backward_peak_bytes: float
+    forward_only_bytes: float = 0
     gradient_bytes: float = 0
     forward_flops: float = 0
     recomputed_flops: float = 0
@@ -45,6 +48,7 @@ class BlockCost:
 
     Attributes:
         boundary_bytes: its input, the same as its output.
+        cast_bytes: autocast's copies of its weights.
         incoming_bytes: the gradient of its output, waiting while a segment is recomputed.
         plain: run as it is.
         unsaved_peak_bytes: most alive in a forward that saves nothing, input and output included.
@@ -55,6 +59,7 @@ class BlockCost:
     boundary_bytes: float
     plain: Unit
     unsaved_peak_bytes: float
+    cast_bytes: float = 0
     incoming_bytes: float = 0
     selective: Unit | None = None
     offload: Unit | None = None
@@ -105,7 +110,10 @@ def block_cost(residual_bytes: float, boundary_bytes: float, forward_flops: floa
 def chain(units: Sequence[Unit]) -> Unit:
     """One unit that behaves like these in a row: forward in order, backward in reverse."""
     before = [0.0]
+    forward_only = forward_peak = 0.0
     for unit in units:
+        forward_peak = max(forward_peak, before[-1] + forward_only + unit.forward_peak_bytes)
+        forward_only += unit.forward_only_bytes
         before.append(before[-1] + unit.kept_bytes)
     gradients = 0.0
     backward_peak = 0.0
@@ -114,10 +122,8 @@ def chain(units: Sequence[Unit]) -> Unit:
         gradients += unit.gradient_bytes
     return Unit(
         kept_bytes=before[-1],
-        forward_peak_bytes=max(
-            (kept + unit.forward_peak_bytes for kept, unit in zip(before[:-1], units, strict=True)),
-            default=0.0,
-        ),
+        forward_peak_bytes=forward_peak,
+        forward_only_bytes=forward_only,
         backward_peak_bytes=backward_peak,
         gradient_bytes=gradients,
         forward_flops=sum(unit.forward_flops for unit in units),
@@ -125,17 +131,30 @@ def chain(units: Sequence[Unit]) -> Unit:
     )
 
 
-def segment(units: Sequence[Unit], block: BlockCost) -> Unit:
-    """A checkpointed segment around a chain: it keeps its input, and runs again before its backward."""
+def segment(units: Sequence[Unit], block: BlockCost, blocks: int) -> Unit:
+    """A checkpointed segment of some blocks, whose recomputation runs a chain of units before its
+    backward."""
     inner = chain(units)
     return replace(
         inner,
         kept_bytes=block.boundary_bytes,
         # The segment's input is held while the last of several blocks runs; a single block counts it already.
-        forward_peak_bytes=block.unsaved_peak_bytes + block.boundary_bytes * (len(units) > 1),
+        forward_peak_bytes=block.unsaved_peak_bytes
+        + (block.boundary_bytes + (blocks - 1) * block.cast_bytes) * (blocks > 1),
+        forward_only_bytes=blocks * block.cast_bytes,
         backward_peak_bytes=max(inner.forward_peak_bytes + block.incoming_bytes, inner.backward_peak_bytes),
         recomputed_flops=inner.forward_flops + inner.recomputed_flops,
     )
+
+
+def assume_offload(block: BlockCost) -> BlockCost:
+    """A block whose offloaded cost was not measured: between its forward and backward nothing of it is kept.
+
+    While it runs it needs at most what it needs plainly: in forward without keeping, in backward all brought
+    back at once.
+    """
+    unit = replace(block.plain, kept_bytes=0, forward_peak_bytes=block.unsaved_peak_bytes)
+    return replace(block, offload=unit)
 
 
 def units_of(policy: Policy, n_blocks: int, block: BlockCost) -> list[Unit]:
@@ -150,12 +169,12 @@ def units_of(policy: Policy, n_blocks: int, block: BlockCost) -> list[Unit]:
         sizes = [policy.group_size] * (n_blocks // policy.group_size)
         if n_blocks % policy.group_size:
             sizes.append(n_blocks % policy.group_size)
-        return [segment([block.plain] * size, block) for size in sizes]
+        return [segment([block.plain] * size, block, size) for size in sizes]
     if policy.kind == "recursive":
         if n_blocks == 1:
             return [block.plain]
         middle = (n_blocks + 1) // 2
-        first = segment(units_of(policy, middle, block), block)
+        first = segment(units_of(policy, middle, block), block, middle)
         return [first, *units_of(policy, n_blocks - middle, block)]
     unit = block.selective if policy.kind == "selective" else block.offload
     if unit is None:

@@ -27,7 +27,8 @@ def clip_grad_norm(
         whole: parameters whose gradients every rank holds alike; counted once.
         parts: parameters whose gradients are this rank's own: shards, or parameters it owns.
         max_norm: at least 0.
-        group: ranks that together hold the parts once; None means all. Every one of them calls this.
+        group: ranks that together hold the parts once; None means all. Where there are parts, every one
+            of them calls this.
 
     Returns:
         The norm before clipping, a 0-d float32 tensor, the same on every rank.
@@ -42,7 +43,8 @@ def clip_grad_norm(
     own = [parameter.grad for parameter in parts if parameter.grad is not None]
     common = [parameter.grad for parameter in whole if parameter.grad is not None]
     square = _sum_of_squares(own, device)
-    dist.all_reduce(square, group=group)
+    if parts:
+        dist.all_reduce(square, group=group)
     square += _sum_of_squares(common, device)
     norm = square.sqrt().float()
     factor = (max_norm / (norm + EPS)).clamp(max=1.0)

@@ -7,6 +7,7 @@ rounded up and the buffers say so. Values are small integers, so sums are exact 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,14 +67,39 @@ def all_reduce(tensor: Tensor, group: Group = None) -> None:
     dist.all_reduce(tensor, group=group)
 
 
+# Renamed in torch 2.13.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def start_all_gather(output: Tensor, shard: Tensor, group: Group = None) -> dist.Work:
+    """`all_gather` without waiting."""
+    return all_gather_single(output, shard, group=group, async_op=True)
+
+
+def start_reduce_scatter(
+    tensor: Tensor, group: Group = None, op: Any = dist.ReduceOp.SUM
+) -> tuple[Tensor, dist.Work]:
+    """`reduce_scatter` of a `tensor` [M] that may be overwritten, without waiting: the part and the work.
+
+    gloo's own all-reduces a clone; here it all-reduces in place and the part is a view.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if dist.get_backend(group) == "gloo":
+        work = dist.all_reduce(tensor, op, group, async_op=True)
+        return tensor.view(size, -1)[rank], work
+    part = tensor.new_empty(tensor.numel() // size)
+    return part, reduce_scatter_single(part, tensor, op, group, async_op=True)
+
+
 def all_gather(output: Tensor, shard: Tensor, group: Group = None) -> None:
     """Join the ranks' `shard` [M/N] into `output` [M]."""
-    dist.all_gather_into_tensor(output, shard, group=group)
+    all_gather_single(output, shard, group=group)
 
 
 def reduce_scatter(output: Tensor, tensor: Tensor, group: Group = None) -> None:
     """Sum `tensor` [M] over ranks; this rank keeps `output` [M/N] (gloo: an all-reduce of a clone)."""
-    dist.reduce_scatter_tensor(output, tensor, group=group)
+    reduce_scatter_single(output, tensor, group=group)
 
 
 def broadcast(tensor: Tensor, group: Group = None) -> None:

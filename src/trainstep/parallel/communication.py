@@ -24,18 +24,18 @@ class CommunicationTimes:
         spans: start and end of each collective, in seconds since the first record, in order of launch.
         waits: start and end of each stretch in which the computation stood still for communication.
         total_seconds: length of the union of the spans.
-        exposed_seconds: length of the union of the waits.
+        exposed_seconds: length of the union of the waits; None where they are out of sight.
     """
 
     spans: tuple[Span, ...]
     waits: tuple[Span, ...]
     total_seconds: float
-    exposed_seconds: float
+    exposed_seconds: float | None
 
     @property
     def hidden_share(self) -> float | None:
-        """Share of the communication that ran beside computation, 0..1; None without communication."""
-        if self.total_seconds <= 0:
+        """Share of the communication that ran beside computation, 0..1; None where that is unknown."""
+        if self.total_seconds <= 0 or self.exposed_seconds is None:
             return None
         return min(1.0, max(0.0, 1.0 - self.exposed_seconds / self.total_seconds))
 
@@ -54,7 +54,12 @@ class CommunicationLog:
 
     Args:
         device: where the computation runs.
+
+    Attributes:
+        waits_are_known: False when what is recorded waits where the log cannot see it.
     """
+
+    waits_are_known = True
 
     def __init__(self, device: torch.device | str) -> None:
         self._cuda = torch.device(device).type == "cuda"
@@ -131,5 +136,5 @@ class CommunicationLog:
             spans=tuple(spans),
             waits=tuple(waits),
             total_seconds=union_seconds(spans),
-            exposed_seconds=union_seconds(waits),
+            exposed_seconds=union_seconds(waits) if self.waits_are_known else None,
         )

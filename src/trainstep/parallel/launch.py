@@ -6,6 +6,7 @@ a file. The backend is gloo on CPU and NCCL, one device a rank, on CUDA. Under t
 `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` set) nothing is started: this process is one of the ranks.
 """
 
+import atexit
 import os
 import pickle
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -61,6 +63,8 @@ def check_ranks(world_size: int, device: str) -> None:
         raise ValueError(f"the number of ranks must be a positive integer, got {world_size!r}")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"ranks run on 'cpu' or 'cuda', not on {device!r}")
+    if under_torchrun():
+        return  # other nodes hold their share
     if device == "cpu" and world_size > MAX_CPU_RANKS:
         raise ValueError(f"at most {MAX_CPU_RANKS} ranks start on a CPU, {world_size} were asked for")
     if device == "cuda" and world_size > torch.cuda.device_count():
@@ -80,7 +84,7 @@ def initialize(
     """Make the default process group of one rank; `NCCL_*` variables are left as found."""
     timeout = timedelta(seconds=timeout_seconds)
     if device == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", rank))
+        local = int(os.environ["LOCAL_RANK"]) if under_torchrun() else rank
         torch.cuda.set_device(local)
         dist.init_process_group(
             "nccl",
@@ -107,7 +111,8 @@ class Ranks:
     """Persistent ranks with an initialised default process group.
 
     After a failure or a timeout every rank is killed and the pool stays closed; its owner starts a fresh one.
-    On a CPU each rank gets one thread unless OMP_NUM_THREADS is set.
+    On a CPU each rank gets one thread unless OMP_NUM_THREADS is set. Under torchrun the ranks are those it
+    started: every one of them makes this object and calls `run` alike, and gets every rank's values.
 
     Args:
         world_size: ranks.
@@ -125,10 +130,13 @@ class Ranks:
         check_ranks(world_size, device)
         self.world_size = world_size
         self.device = device
-        self._folder = tempfile.mkdtemp(prefix="trainstep-ranks-")
+        self._folder = "" if under_torchrun() else tempfile.mkdtemp(prefix="trainstep-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._open = True
+        if under_torchrun():
+            _join_torchrun(world_size, device)
+            return
         try:
             for rank in range(world_size):
                 self._start(rank)
@@ -188,8 +196,10 @@ class Ranks:
         """
         if not self._open:
             raise RuntimeError("these ranks are closed; start fresh ones")
-        job = transfer.dumps((fn, args))
         job_name = name or str(getattr(fn, "__qualname__", fn))
+        if under_torchrun():
+            return self._run_here(fn, args, job_name)
+        job = transfer.dumps((fn, args))
         try:
             for connection in self._connections:
                 connection.send_bytes(job)
@@ -199,6 +209,20 @@ class Ranks:
             self._kill()
             raise
         return self._collect(job_name, timeout_seconds)
+
+    def _run_here(self, fn: Callable[..., Any], args: tuple[Any, ...], job: str) -> list[Any]:
+        """Run this process's share under torchrun; every rank gets all values, or raises the failure."""
+        try:
+            outcome = True, fn(*args), ""
+        except Exception as error:
+            outcome = False, f"{type(error).__name__}: {error}", traceback.format_exc()
+        outcomes: list[Any] = [None] * self.world_size
+        dist.all_gather_object(outcomes, outcome)
+        for rank, (good, value, details) in enumerate(outcomes):
+            if not good:
+                self._open = False
+                raise RankFailure(job, rank, value, details)
+        return [value for _, value, _ in outcomes]
 
     def _collect(self, job: str, timeout_seconds: float) -> list[Any]:
         """Wait for every rank's report; on any trouble kill all ranks and raise."""
@@ -262,7 +286,8 @@ class Ranks:
             process.wait()
         for connection in self._connections:
             connection.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
         """Stop the ranks; no process is left afterwards. May be called again."""
@@ -302,20 +327,15 @@ def launch(
     Raises:
         ValueError, RankFailure, RankTimeout: as in `Ranks`; ValueError when torchrun's world size differs.
     """
-    if under_torchrun():
-        return _run_under_torchrun(fn, world_size, args, device, timeout_seconds)
     with Ranks(world_size, device) as ranks:
         return ranks.run(fn, *args, timeout_seconds=timeout_seconds, name=name)
 
 
-def _run_under_torchrun(
-    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], device: str, timeout_seconds: float
-) -> list[Any]:
+def _join_torchrun(world_size: int, device: str) -> None:
+    """Make the default process group of torchrun's ranks, once a process."""
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"torchrun started {started} ranks, {world_size} were asked for")
     if not dist.is_initialized():
-        initialize(int(os.environ["RANK"]), started, device, "env://", timeout_seconds)
-    values: list[Any] = [None] * world_size
-    dist.all_gather_object(values, fn(*args))
-    return values
+        initialize(int(os.environ["RANK"]), started, device, "env://")
+        atexit.register(dist.destroy_process_group)

@@ -10,7 +10,7 @@ tile down the rows, every product suits wgmma (FlashAttention-2, Algorithm 2; no
     dQ   = dS K                   dS through shared memory                   [QUERIES, H]
 
 dQ is summed over the key tiles in device memory, in float32 and in the order of the key tiles: a query tile carries a
-counter, and key tile j adds after the counter reads j. So the sum does not depend on timing. Two warps keep that order
+counter, and key tile j adds after the counter reads j. So the sum does not depend on timing. Three warps keep that order
 (`take_turns`, `pass_turns`) beside the eight that compute, which only wait on an mbarrier that is already complete.
 Query tiles run from the last to the first, so that the order costs a short ramp at the start and nothing after it.
 
@@ -94,8 +94,7 @@ def load_tiles(
 ):  # fmt: skip
     """The loading warp: K and V once; then Q with lse2, and dO with delta, for every step.
 
-    Step t done means that dV_t and dQ_t are complete, and with them everything before, dK_{t-1} too: dO_t and Q_{t-1}
-    have been read.
+    Step t done means that all its products are complete: Q_t and dO_t have been read.
     """
     k_ring, v_ring, q_ring, do_ring, lse2_ring, delta_ring, _ = tiles
     k_tile = k_ring.index(0)
@@ -116,8 +115,8 @@ def load_tiles(
         first_row = row_tile * QUERIES
         instance = batch * heads + head
         stage = t % Q_STAGES
-        before = t - Q_STAGES + 1  # the step whose end frees this buffer of Q
-        mbarrier.wait(done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before > 0)
+        before = t - Q_STAGES  # the step whose end frees this buffer
+        mbarrier.wait(done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before >= 0)
         mbarrier.expect(q_ready.index(stage), QUERIES * H * 2 + QUERIES * 4)
         tma.async_copy_global_to_shared(
             q_desc, [batch, head, first_row, 0], q_ready.index(stage), q_ring.index(stage).reshape([1, 1, QUERIES, H])
@@ -156,18 +155,25 @@ def take_turns(counters, bars, work, row_tiles, ORDER: gl.constexpr):
 
 
 @gluon.jit
-def pass_turns(counters, bars, work, row_tiles, ORDER: gl.constexpr):
-    """One warp: once our additions to a query tile are issued, let the next key tile have it."""
+def pass_turns(counters, bars, work, row_tiles, FIRST: gl.constexpr, PASSERS: gl.constexpr, ORDER: gl.constexpr):
+    """One of PASSERS warps: once our additions to a query tile are issued, let the next key tile have it.
+
+    The release waits for all the program's additions to arrive in the L2, longer than a step takes at times; with one
+    warp for the odd steps and one for the even ones two such waits overlap.
+    """
     _, _, _, _, done, passed = bars
     batch, kv_head, key_tile, group, heads, last_tile, steps_a_head, steps = work
     head = kv_head * group
     row_tile = last_tile
-    for t in range(steps):
+    for skipped in gl.static_range(FIRST):
+        head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
+    for t in range(FIRST, steps, PASSERS):
         counter = counters + (batch * heads + head) * row_tiles + row_tile
         mbarrier.wait(done.index(t % ORDER), (t // ORDER) & 1)
         store_release(counter, key_tile + 1)
         mbarrier.arrive(passed.index(t % ORDER), count=1)
-        head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
+        for others in gl.static_range(PASSERS):
+            head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
 
 
 @gluon.jit
@@ -181,49 +187,30 @@ def opaque_zero(t):
 
 
 @gluon.jit
-def score_gradients(
-    t, s, dp, dv, do_tile, ds_tile, lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2, offset, key_length,
-    QUERIES: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    DTYPE: gl.constexpr, LEFT: gl.constexpr, EMULATED: gl.constexpr,
+def probabilities(
+    s, lse2, row_tile, keys, last_key, scale_log2, offset, key_length,
+    QUERIES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
 ):  # fmt: skip
-    """From S_t^T and dP_t^T, the latter still being computed, to dV += P^T dO and dS_t in its tile and registers.
-
-    exp2 runs beside dP_t, and dS_t is made beside dV_t. No product is in flight at the end.
-    """
-    COLUMN: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-    lse2 = lse2_ring.index(t % Q_STAGES).reshape([QUERIES]).load(COLUMN)
+    """P^T [KEYS, QUERIES] from S^T; indices are compared on boundary tiles only."""
     if (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length:
-        rows = row_tile * QUERIES + gl.arange(0, QUERIES, COLUMN)
+        rows = row_tile * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, s.type.layout))
         seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
         s = gl.where(seen, s, -float("inf"))
-    p = exp2_shared(s * scale_log2 - gl.expand_dims(lse2, 0), EMULATED)  # [KEYS, QUERIES]
-    dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do_tile, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
-    delta = delta_ring.index(t % DO_STAGES).reshape([QUERIES]).load(COLUMN)
-    ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)  # [KEYS, QUERIES]
-    ds_tile.store(ds)
-    fence_async_shared()
-    gl.thread_barrier()
-    dv = warpgroup_mma_wait(0, deps=[dv])
-    return gl.convert_layout(ds, LEFT), dv
+    return exp2_shared(s * scale_log2 - gl.expand_dims(lse2, 0), EMULATED)
 
 
 @gluon.jit
 def add_in_turn(
-    t, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles,
+    t, dq, dq_sum, offsets, turn, work, head, row_tile, row_tiles,
     QUERIES: gl.constexpr, H: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
-    """Add dQ_t to the sum in device memory once the key tiles before ours have, and say so: step t is done."""
-    _, _, _, turn, done, _ = bars
+    """Add dQ_t to the sum in device memory once the key tiles before ours have."""
     batch, _, key_tile, _, heads, _, _, _ = work
     tile = dq_sum + ((batch * heads + head) * row_tiles + row_tile).to(gl.int64) * (QUERIES * H)
-    mbarrier.wait(turn.index(t % ORDER), (t // ORDER) & 1)
     if key_tile == 0:  # always the first to come: it sets what the others add to
         gl.store(tile + offsets, by_thread(dq, QUERIES, H))
     else:
         gl.atomic_add(tile + offsets, by_thread(dq, QUERIES, H), sem="relaxed", scope="gpu")
-    gl.thread_barrier()
-    mbarrier.arrive(done.index(t % ORDER), count=1)
 
 
 @gluon.jit
@@ -232,7 +219,11 @@ def accumulate_gradients(
     QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
     ORDER: gl.constexpr, EMULATED: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """The eight computing warps. Products are issued in the order dQ_t, dK_t, S_{t+1}, dP_{t+1}, dV_{t+1}.
+    """The eight computing warps. Products are issued in the order dP_t, dV_t, dK_t, S_{t+1}, dQ_t.
+
+    Beside dP_t, dQ_{t-1} is added; beside dV_t, dS_t is made; beside dK_t and S_{t+1}, which need only a warpgroup's own
+    rows, dS_t goes to shared memory and the two warpgroups meet; beside dQ_t, exp2 of S_{t+1} is taken. So each time
+    the warpgroups wait for one another, products are queued.
 
     The loop is cut where no product is in flight: across its back edge ptxas cannot tell which products are complete
     and serialises them all. The compiler puts a barrier of all eight warps on either side of every arrival, hence the
@@ -242,8 +233,9 @@ def accumulate_gradients(
     KV_LAYOUT: gl.constexpr = accumulator_layout(8, 1, H)
     Q_LAYOUT: gl.constexpr = dq_layout(QUERIES, H)
     LEFT: gl.constexpr = left_operand_layout(KV_LAYOUT)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k_ring, v_ring, q_ring, do_ring, lse2_ring, delta_ring, ds_ring = tiles
-    kv_ready, q_ready, do_ready, _, _, _ = bars
+    kv_ready, q_ready, do_ready, turn, done, _ = bars
     batch, kv_head, key_tile, group, heads, last_tile, steps_a_head, steps = work
 
     keys = key_tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT))
@@ -253,50 +245,70 @@ def accumulate_gradients(
     dq_zeros = gl.zeros([QUERIES, H], gl.float32, Q_LAYOUT)
     dk = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
     dv = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
+    dq = dq_zeros
     head = kv_head * group
     row_tile = last_tile
+    head_before = head
+    row_tile_before = row_tile
 
     mbarrier.wait(kv_ready.index(0), 0)
     mbarrier.wait(kv_ready.index(1), 0)
     mbarrier.wait(q_ready.index(0), 0)
-    mbarrier.wait(do_ready.index(0), 0)
     s = warpgroup_mma(k_ring.index(0), q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-    dp = warpgroup_mma(v_ring.index(0), do_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(1, deps=[s])
-    ds, dv = score_gradients(
-        0, s, dp, dv, do_ring.index(0), ds_ring.index(0), lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2,
-        offset, key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT, EMULATED,
-    )  # fmt: skip
-    for t in range(steps - 1):
+    s = warpgroup_mma_wait(0, deps=[s])
+    lse2 = lse2_ring.index(0).reshape([QUERIES]).load(COLUMN)
+    p = probabilities(
+        s, lse2, row_tile, keys, last_key, scale_log2, offset, key_length, QUERIES, CAUSAL, EMULATED
+    )
+    gl.assume(steps > 0)
+    for t in range(steps):
         zero = opaque_zero(t)
         k_tile = k_ring.index(zero)
         v_tile = v_ring.index(zero)
         ds_tile = ds_ring.index(zero)
-        next_q = q_ring.index((t + 1) % Q_STAGES)  # [QUERIES, H]
-        next_do = do_ring.index((t + 1) % DO_STAGES)  # [QUERIES, H]
-        dq = warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq_zeros, use_acc=False, is_async=True)
-        dk = warpgroup_mma(ds, q_ring.index(t % Q_STAGES), dk, is_async=True)
-        mbarrier.wait(q_ready.index((t + 1) % Q_STAGES), ((t + 1) // Q_STAGES) & 1)
-        s = warpgroup_mma(k_tile, next_q.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-        dq = warpgroup_mma_wait(2, deps=[dq])
-        add_in_turn(t, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles, QUERIES, H, ORDER)
-        head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
-        mbarrier.wait(do_ready.index((t + 1) % DO_STAGES), ((t + 1) // DO_STAGES) & 1)
-        dk = warpgroup_mma_wait(1, deps=[dk])  # frees dS's registers for dP
-        dp = warpgroup_mma(v_tile, next_do.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])
-        ds, dv = score_gradients(
-            t + 1, s, dp, dv, next_do, ds_tile, lse2_ring, delta_ring, row_tile, keys, last_key, scale_log2, offset,
-            key_length, QUERIES, Q_STAGES, DO_STAGES, CAUSAL, DTYPE, LEFT, EMULATED,
-        )  # fmt: skip
-    last = steps - 1
-    dq = warpgroup_mma(ds_ring.index(0).permute((1, 0)), k_ring.index(0), dq_zeros, use_acc=False, is_async=True)
-    dk = warpgroup_mma(ds, q_ring.index(last % Q_STAGES), dk, is_async=True)
-    dq = warpgroup_mma_wait(1, deps=[dq])
-    add_in_turn(last, dq, dq_sum, offsets, bars, work, head, row_tile, row_tiles, QUERIES, H, ORDER)
-    dk = warpgroup_mma_wait(0, deps=[dk])
+        q_tile = q_ring.index(t % Q_STAGES)  # [QUERIES, H]
+        do_tile = do_ring.index(t % DO_STAGES)  # [QUERIES, H]
 
-    gl.thread_barrier()  # both warpgroups are done with K and V: their tiles carry the results out
+        mbarrier.wait(do_ready.index(t % DO_STAGES), (t // DO_STAGES) & 1)
+        dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+        if t > 0:
+            add_in_turn(
+                t - 1, dq, dq_sum, offsets, turn, work, head_before, row_tile_before, row_tiles, QUERIES, H, ORDER
+            )
+        dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do_tile, dv, is_async=True)
+        gl.thread_barrier()
+        mbarrier.arrive(done.index((t + ORDER - 1) % ORDER), count=1, pred=t > 0)
+
+        dp = warpgroup_mma_wait(1, deps=[dp])
+        delta = delta_ring.index(t % DO_STAGES).reshape([QUERIES]).load(COLUMN)
+        ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)  # [KEYS, QUERIES]
+        dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q_tile, dk, is_async=True)
+        # The last step's product has no reader: cheaper than a branch between products in flight.
+        ahead = (t + 1) % Q_STAGES
+        mbarrier.wait(q_ready.index(ahead), ((t + 1) // Q_STAGES) & 1, pred=t + 1 < steps)
+        s = warpgroup_mma(k_tile, q_ring.index(ahead).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+        dv = warpgroup_mma_wait(2, deps=[dv])  # frees P's registers for dQ
+        ds_tile.store(ds)
+        fence_async_shared()
+        gl.thread_barrier()
+        dq = warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq_zeros, use_acc=False, is_async=True)
+
+        s, dk = warpgroup_mma_wait(1, deps=[s, dk])
+        head_before = head
+        row_tile_before = row_tile
+        head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
+        lse2 = lse2_ring.index(ahead).reshape([QUERIES]).load(COLUMN)
+        p = probabilities(
+            s, lse2, row_tile, keys, last_key, scale_log2, offset, key_length, QUERIES, CAUSAL, EMULATED
+        )
+        mbarrier.wait(turn.index(t % ORDER), (t // ORDER) & 1)
+        dq = warpgroup_mma_wait(0, deps=[dq])
+    add_in_turn(
+        steps - 1, dq, dq_sum, offsets, turn, work, head_before, row_tile_before, row_tiles, QUERIES, H, ORDER
+    )
+    gl.thread_barrier()  # both warpgroups are also done with K and V: their tiles carry the results out
+    mbarrier.arrive(done.index((steps - 1) % ORDER), count=1)
+
     k_tile = k_ring.index(0)
     v_tile = v_ring.index(0)
     k_tile.store((dk * scale).to(DTYPE))
@@ -324,7 +336,7 @@ def backward_kernel(
         row that saw no key or does not exist) and rowsum(O * dO) - dlse; dq_sum: float32 workspace, one tile of
         QUERIES * H a query tile in the order of `by_thread`; counters: zeros, one a query tile; arrivals: one zero.
     """
-    ORDER: gl.constexpr = 4
+    ORDER: gl.constexpr = 8
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, H], DTYPE)
     Q: gl.constexpr = gl.NVMMASharedLayout.get_default_for([QUERIES, H], DTYPE)
     STATISTIC: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -370,10 +382,11 @@ def backward_kernel(
             (load_tiles, (k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, tiles, bars, work,
                           QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER)),
             (take_turns, (counters, bars, work, row_tiles, ORDER)),
-            (pass_turns, (counters, bars, work, row_tiles, ORDER)),
+            (pass_turns, (counters, bars, work, row_tiles, 0, 2, ORDER)),
+            (pass_turns, (counters, bars, work, row_tiles, 1, 2, ORDER)),
         ],
-        [1, 1, 1],
-        [24, 24, 24],
+        [1, 1, 1, 1],
+        [24, 24, 24, 24],
     )  # fmt: skip
 
 

@@ -38,7 +38,10 @@ def load_tiles(
     mbarrier.expect(q_ready.index(0), ROWS * H * 2)
     for c in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(
-            q_desc, [batch, head, first_row + c * 64, 0], q_ready.index(0), q_tile.index(c).reshape([1, 1, 64, H])
+            q_desc,
+            [batch, head, first_row + c * 64, 0],
+            q_ready.index(0),
+            q_tile.index(c).reshape([1, 1, 64, H]),
         )
     for t in range(tiles):
         stage = t % STAGES
@@ -82,12 +85,13 @@ def attend_tile(
     CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1."""
+    """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1; K_t has arrived, and K_{t+1} has at the end."""
     _, k_ready, k_free, v_ready, v_free, turn = bars
     stage = t % STAGES
-    mbarrier.wait(k_ready.index(stage), (t // STAGES) & 1)
     if TAKE_TURNS:
-        mbarrier.wait(turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1)  # the first consumer began without waiting
+        mbarrier.wait(
+            turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1
+        )  # the first consumer began without waiting
     s = gl.zeros([64, KEYS], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     before = (t - 1) % STAGES
@@ -102,6 +106,10 @@ def attend_tile(
         seen = visible(gl.expand_dims(rows, 1), gl.expand_dims(columns, 0), offset, key_length, CAUSAL)
         s = gl.where(seen, s, -float("inf"))
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, MASK)
+    # The next wait for keys stands here because ptxas moves no arithmetic across its loop: left to itself it takes
+    # the exponentials after the products, beside nothing.
+    ahead = t + 1
+    mbarrier.wait(k_ready.index(ahead % STAGES), (ahead // STAGES) & 1, pred=ahead < tiles)
     o = warpgroup_mma_wait(0, deps=[o])
     mbarrier.arrive(v_free.index(before), count=1)
     o = o * gl.expand_dims(gl.convert_layout(correction, gl.SliceLayout(1, o.type.layout)), 1)
@@ -146,6 +154,7 @@ def attend_rows(
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, True)
     p = pack_pairs(probabilities, DTYPE)
 
+    mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=tiles > 1)
     for t in range(1, masked_tiles):
         p, o, row_max, row_sum = attend_tile(
             t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
@@ -181,7 +190,9 @@ def attend_rows(
 _LENGTHS = ["heads", "group", "head_section", "row_tiles", "query_length", "key_length", "offset"]
 
 
-@gluon.jit(do_not_specialize=_LENGTHS)  # a length of 1 must not become a constant: partitions cannot capture one
+@gluon.jit(
+    do_not_specialize=_LENGTHS
+)  # a length of 1 must not become a constant: partitions cannot capture one
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, heads, group, head_section, row_tiles, query_length, key_length, offset,
     scale_log2,

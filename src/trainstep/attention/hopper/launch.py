@@ -182,6 +182,15 @@ def backward(
             EMULATED=tile.emulated, CAUSAL=causal, DTYPE=_DTYPES[q.dtype], num_warps=8,
         )  # fmt: skip
         finish_dq_kernel[(instances * row_tiles,)](
-            dq_sum, dq, queries, row_tiles, offset, scale, QUERIES=tile.queries, H=width, CAUSAL=causal, num_warps=8
+            dq_sum,
+            dq,
+            queries,
+            row_tiles,
+            offset,
+            scale,
+            QUERIES=tile.queries,
+            H=width,
+            CAUSAL=causal,
+            num_warps=8,
         )
     return dq, dk, dv

@@ -79,7 +79,9 @@ def exp2_polynomial(x):
     y = y * f + 0.69312182
     y = y * f + AT_ZERO
     bits = y.to(gl.int32, bitcast=True) + (rounded.to(gl.int32, bitcast=True) << 23)
-    return bits.to(gl.float32, bitcast=True) - AT_ZERO * 2.0**-125  # no change but at the clamp: hidden keys give 0
+    return (
+        bits.to(gl.float32, bitcast=True) - AT_ZERO * 2.0**-125
+    )  # no change but at the clamp: hidden keys give 0
 
 
 @gluon.jit
@@ -112,7 +114,7 @@ def pack_pairs(x, DTYPE: gl.constexpr):
     What a loop carries as words stays packed; carried as 16-bit numbers it would be unpacked and packed each turn.
     """
     even, odd = gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-    if DTYPE == gl.bfloat16:
+    if gl.bfloat16 == DTYPE:
         words = gl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1
         )

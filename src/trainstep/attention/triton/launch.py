@@ -64,7 +64,7 @@ def forward(
         )  # fmt: skip
 
     with torch.cuda.device_of(q):
-        run(tile or tuning.choose("forward", width, q.dtype, run))
+        run(tile or tuning.choose("forward", width, tuning.kind_of(q.dtype, tf32), run))
     return out, lse
 
 
@@ -120,7 +120,7 @@ def backward(
             out, d_out, delta if d_lse is None else d_lse, delta, out.stride(), d_out.stride(),
             query_heads, queries, BLOCK_Q=rows, HAS_D_LSE=d_lse is not None, **shape,
         )  # fmt: skip
-        choose = partial(tuning.choose, width=width, dtype=q.dtype)
+        choose = partial(tuning.choose, width=width, kind=tuning.kind_of(q.dtype, tf32))
         run_dq(tile or choose("dq", run=run_dq))
         run_dkdv(tile or choose("dkdv", run=run_dkdv))
     return dq, dk, dv

@@ -15,8 +15,7 @@ class Flat(DataParallel):
     def _reduce_gradients(self) -> None:
         for group in self._groups:
             flat = pack([self._take(parameter) for parameter in group])
-            work = self._all_reduce(flat)
-            with self._waiting():
-                work.wait()
+            with self._waiting():  # from the launch on: nothing runs beside it
+                self._all_reduce(flat).wait()
             for parameter, reduced in zip(group, unpack(flat, group), strict=True):
                 self._give(parameter, reduced)

@@ -10,7 +10,6 @@ class Naive(DataParallel):
     def _reduce_gradients(self) -> None:
         for parameter in self._trainable:
             gradient = self._take(parameter)
-            work = self._all_reduce(gradient)
-            with self._waiting():
-                work.wait()
+            with self._waiting():  # from the launch on: nothing runs beside it
+                self._all_reduce(gradient).wait()
             self._give(parameter, gradient)

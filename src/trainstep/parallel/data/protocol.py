@@ -54,7 +54,7 @@ class DataParallel(nn.Module):
         self._launched = 0
         self._weight = 1.0 / dist.get_world_size(group)
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self._known: list[tuple[nn.Parameter, bool]] = []
+        self._known: list[tuple[nn.Parameter, bool]] | None = None
         self._trainable: list[nn.Parameter] = []
         self._missing: list[tuple[nn.Parameter, Tensor]] = []
         self._notice_parameters()
@@ -162,6 +162,7 @@ class DataParallel(nn.Module):
         return self._start(lambda: dist.reduce(tensor, group=self._group, group_dst=owner, async_op=True))
 
     def _apply_weight(self, tensor: Tensor) -> None:
+        self._launched += 1
         if self._weight == 0:
             tensor.zero_()  # 0 * NaN would be NaN
         else:
@@ -171,7 +172,6 @@ class DataParallel(nn.Module):
         return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
 
     def _start(self, launch: Callable[[], dist.Work]) -> dist.Work:
-        self._launched += 1
         return self.communication.track(launch) if self.communication is not None else launch()
 
     def _waiting(self) -> Any:
@@ -182,16 +182,20 @@ class DataParallel(nn.Module):
 
     def _changed(self) -> bool:
         now = self._managed()
-        return len(now) != len(self._known) or any(
-            parameter is not known or parameter.requires_grad != trained
-            for parameter, (known, trained) in zip(now, self._known, strict=True)
+        return (
+            self._known is None
+            or len(now) != len(self._known)
+            or any(
+                parameter is not known or parameter.requires_grad != trained
+                for parameter, (known, trained) in zip(now, self._known, strict=True)
+            )
         )
 
     def _notice_parameters(self) -> None:
         """Take over the module's parameters; those not seen before become rank 0's."""
         if not self._changed():
             return
-        seen = {id(parameter) for parameter, _ in self._known}
+        seen = {id(parameter) for parameter, _ in self._known or ()}
         now = self._managed()
         self._broadcast([p for p in now if id(p) not in seen])
         self._known = [(p, p.requires_grad) for p in now]
@@ -218,9 +222,8 @@ class DataParallel(nn.Module):
             flags = [id(parameter) not in absent for parameter in self._trainable]
             present = torch.tensor(flags, dtype=torch.uint8, device=self._device)
         if present.numel():
-            work = self._start(lambda: self._collective(present, dist.ReduceOp.MAX))
             with self._waiting():
-                work.wait()
+                self._start(lambda: self._collective(present, dist.ReduceOp.MAX)).wait()
         if not absent:
             return everything
         return {id(p) for p, flag in zip(self._trainable, present.tolist(), strict=True) if flag}

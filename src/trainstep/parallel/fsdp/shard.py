@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainstep.parallel.collectives import start_all_gather
+
 Group = dist.ProcessGroup | None
 
 
@@ -66,7 +68,7 @@ class ShardedWeight:
         if part.numel() < self.chunk:
             part = torch.cat([part, part.new_zeros(self.chunk - part.numel())])
         whole = part.new_empty(self.chunk * dist.get_world_size(self._group))
-        return whole, dist.all_gather_into_tensor(whole, part, group=self._group, async_op=True)
+        return whole, start_all_gather(whole, part, self._group)
 
     # The whole weight comes and goes.
 
@@ -156,7 +158,7 @@ class ShardedWeight:
 
     def add_reduced(self, part: Tensor) -> None:
         """Add this rank's part [c] of the reduced gradient to the shard's, in the shard's dtype."""
-        part = part[: self.shard.numel()].to(self.shard.dtype)
+        part = part[: self.shard.numel()].to(self.shard.dtype, copy=True)  # it may be a view of the whole
         if self.shard.grad is None:
             self.shard.grad = part
         else:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainstep.model.embedding import Embedding
 from trainstep.model.linear import Linear, PackedLinear
 from trainstep.parallel.clip import clip_grad_norm
-from trainstep.parallel.collectives import broadcast_each
+from trainstep.parallel.collectives import broadcast_each, start_reduce_scatter
 from trainstep.parallel.data.flat import Flat
 from trainstep.parallel.fsdp import state
 from trainstep.parallel.fsdp.shard import ShardedWeight
@@ -257,11 +257,15 @@ class FSDP(Flat):
     def _send(self, weight: ShardedWeight, gradient: Tensor | None) -> None:
         whole = weight.take_unsent(gradient)
         self._apply_weight(whole)
-        part = whole.new_empty(weight.chunk)
         self._note("reduce", weight)
-        work = self._start(
-            lambda: dist.reduce_scatter_tensor(part, whole, group=self._shard_group, async_op=True)
-        )
+        part = whole
+
+        def launch() -> dist.Work:
+            nonlocal part
+            part, work = start_reduce_scatter(whole, self._shard_group)
+            return work
+
+        work = self._start(launch)
         self._flying.append((weight, part, work))
         if len(self._flying) > _AHEAD:
             self._land()

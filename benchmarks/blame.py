@@ -1,0 +1,73 @@
+"""Since which commit a quantity is worse: the search of `history` over what `evidence` is sure of."""
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks import evidence
+from benchmarks.evidence import Evidence
+from benchmarks.history import Step, first_bad
+
+
+def blame(
+    before: Evidence,
+    after: Evidence,
+    *,
+    baseline: str | None,
+    current: str,
+    past: Mapping[str, Evidence | None],
+) -> tuple[Step[Evidence] | None, bool]:
+    """The step that made `after` worse than the best before it.
+
+    Args:
+        before: at the baseline.
+        after: at the current commit.
+        baseline: the baseline's commit.
+        current: the current commit, or a name for a dirty tree.
+        past: commits up to the current one in first-parent order, None where one has no result.
+
+    Returns:
+        the step, None when nothing is worse; and whether that is certain. It is not where the machine was too
+        busy for two processes to agree, but taking the best ones for the truth shows a step: noise only adds
+        time, so the best process is no proof of a slowdown but a reason to measure again.
+    """
+    step = _search(before, after, baseline=baseline, current=current, past=past)
+    if step is not None or (before.steady and after.steady):
+        return step, True
+    step = _search(before.settled(), after.settled(), baseline=baseline, current=current, past=past)
+    return step, step is None
+
+
+def _search(
+    before: Evidence,
+    after: Evidence,
+    *,
+    baseline: str | None,
+    current: str,
+    past: Mapping[str, Evidence | None],
+) -> Step[Evidence] | None:
+    # The same commit may be on both sides, from two files: then its older rows are no part of the series.
+    commits = [commit for commit in past if commit != current]
+    results = _sure({commit: value for commit in commits if (value := past[commit])})
+    inside = baseline in results
+    later: Sequence[str] = commits[commits.index(baseline) + 1 :] if inside and baseline else commits
+    results[current] = after
+    step = first_bad([*commits, current], results, worse=evidence.worse, before=None if inside else before)
+    if step is None and evidence.worse(before, after):
+        # The baseline is a little better than the level that the history started from.
+        step = first_bad([*later, current], results, worse=evidence.worse, before=before)
+    return step
+
+
+def _sure(results: Mapping[str, Evidence]) -> dict[str, Evidence]:
+    """What can be relied on: steady results, and unsteady ones as good as the best.
+
+    Of an unsteady one that looks worse nobody knows whether the commit was slow or the machine busy: as if it
+    had not been measured, which widens the range of suspects.
+    """
+    settled = {commit: value.settled() for commit, value in results.items()}
+    sure: dict[str, Evidence] = {}
+    for commit, value in results.items():
+        if value.steady:
+            sure[commit] = value
+        elif not any(evidence.worse(other, settled[commit]) for other in settled.values()):
+            sure[commit] = settled[commit]
+    return sure

@@ -1,0 +1,89 @@
+"""Field case D8: one rank fails, the case ends with its message, the next case runs in a fresh group."""
+
+import os
+import time
+
+import pytest
+
+from benchmarks.cases.case import Case, Prepared
+from benchmarks.measure.clock import slowest_rank
+from benchmarks.measure.ranks import close_ranks, on_ranks
+from benchmarks.measure.record import Row, RunWriter
+from benchmarks.measure.sampling import Policy
+from benchmarks.runner import run_cases
+
+
+def reduce_once(fault):
+    """On a rank: an all-reduce, with rank 1 failing in one of three ways. Returns seconds."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        if fault == "raises":
+            raise ValueError("rank 1 ran out of batches")
+        if fault == "exits":
+            os._exit(1)
+        if fault == "skips":
+            return 0.25
+    dist.all_reduce(torch.ones(4))
+    return 0.5
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    close_ranks()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", "rank 1: ValueError: rank 1 ran out of batches"),
+        ("exits", "rank 1: exited with status 1"),
+        ("skips", "no answer after 10 s"),
+    ],
+)
+def test_a_failing_rank_ends_its_case_only(fault, said, tmp_path):
+    cases = [
+        Case(area="collective", target=f"cell{i}", phase="all_reduce", shape={}, dtype="fp32", world_size=2)
+        for i in (1, 2, 3)
+    ]
+
+    def prepare(case, device):
+        faulty = fault if case.target == "cell2" else None
+        return Prepared(
+            run=lambda: on_ranks(2, "cpu", reduce_once, faulty, timeout_seconds=10, name=case.id),
+            clock=slowest_rank,
+        )
+
+    template = Row(
+        case="", version=1, suite="run", run="r", machine="local", commit=None, dirty=False, source_sha256="a",
+        ruler_sha256="b", started_at="", status="ok",
+    )  # fmt: skip
+    started = time.monotonic()
+    policy = Policy(warmup=1, min_samples=5, max_samples=5)
+    writer = RunWriter(tmp_path, "r")
+    rows = list(
+        run_cases(cases, device="cpu", policy=policy, template=template, writer=writer, prepare=prepare)
+    )
+    assert [row.status for row in rows] == ["ok", "error", "ok"]
+    assert said in rows[1].reason and cases[1].id in rows[1].reason
+    assert rows[0].samples_seconds == rows[2].samples_seconds == (0.5,) * 5
+    assert time.monotonic() - started < 60
+    close_ranks()
+    assert not children(), "a rank is left"
+
+
+def children():
+    """Processes that this one started and that still live."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    fields = file.read().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[1]) == os.getpid() and fields[0] != "Z":
+                found.append(int(entry))
+    return found

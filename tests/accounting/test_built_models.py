@@ -6,8 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainstep.accounting import params
 from trainstep.accounting.execution import EXECUTIONS, block_work
-from trainstep.accounting.flops import model_flops
+from trainstep.accounting.flops import layer_window, model_flops
 from trainstep.model.transformer import TransformerLM
+from trainstep.model.transformer import layer_window as model_window
 from trainstep.specs.model import MODELS, get_model
 
 VARIANTS = [
@@ -44,6 +45,11 @@ def test_flops_equal_the_counter(textbook, name):
     counted = {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
     for phase, flops in counted.items():
         assert model_flops(config, phase=phase, causal_half=False).total == flops
+
+
+def test_windows_lie_on_the_layers_that_the_model_gives_them():
+    config = get_model("toy", n_layers=7, window=8, global_every=3)
+    assert [layer_window(config, i) for i in range(7)] == [model_window(config, i) for i in range(7)]
 
 
 def test_checkpointing_repeats_products_and_raises_no_mfu(textbook):

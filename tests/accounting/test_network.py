@@ -40,9 +40,11 @@ def test_one_rank_or_nothing_to_send_takes_no_time():
     assert network.seconds("all_reduce", 800.0, 2) == pytest.approx(9.0 + 8.0)
 
 
-def test_hops_take_the_level_that_the_stride_crosses():
-    assert TWO.hop(100.0, 1) == pytest.approx(1.0)
-    assert TWO.hop(100.0, 8) == pytest.approx(10.25)
+def test_hops_are_as_slow_as_the_widest_level_that_the_group_crosses():
+    assert TWO.hop(100.0, 8) == pytest.approx(1.0)
+    assert TWO.hop(100.0, 16) == pytest.approx(10.25)
+    assert TWO.hop(100.0, 2, stride=8) == pytest.approx(10.25)
+    assert TWO.hop(100.0, 1) == 0.0
 
 
 def test_nodes_are_built_from_the_device():

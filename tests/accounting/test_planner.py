@@ -116,8 +116,35 @@ def test_memory_by_hand():
     # With gradients summed over micro-batches they stand beside all activations.
     summed = memory(ask(config, devices=1, batch=2, state="bf16"), Layout(microbatch=1, checkpoint=True))
     assert summed["gradients"] == pytest.approx(2 * count, rel=1e-3)
-    boundaries = 34 * 32768 * 4096 * 2
-    assert summed["activations"] > boundaries
+    boundary, layers = 32768 * 4096 * 2, 34
+    block = summed["activations"] - layers * boundary
+    assert block == pytest.approx(9 * boundary + 3 * 32768 * 11008 * 2, rel=1e-3)
+    # With one micro-batch gradients come as activations go: whichever end of the backward pass is fuller
+    # counts.
+    assert alone["activations"] == pytest.approx(block + boundary)
+    assert alone["gradients"] > 0
+    kept = memory(ask(config, devices=1, batch=1, state="bf16"), Layout(checkpoint=False))
+    assert kept["activations"] == pytest.approx(layers * block)
+    assert kept["gradients"] == 0
+
+
+def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages():
+    asked = ask(SEVENTY, devices=40, batch=64)
+    held = [memory(asked, Layout(pipeline=stages, data=2))["activations"] for stages in (1, 4, 40)]
+    assert held[0] == held[1]  # a quarter of the layers, four in flight
+    assert held[2] == pytest.approx(held[0] * 2 / 80 * 32)  # only 32 micro-batches exist
+
+
+def test_ring_attention_shows_only_what_attention_does_not_hide():
+    fast, slow = (ask(SEVENTY, devices=16, batch=1, between=rate) for rate in (50e9, 1e8))
+    layout = Layout(context=16)
+    hidden = evaluate(slow, layout).parts["attention"]
+    # Keys and values of 512 tokens, 8 heads of 128, 2 bytes each, 15 hops forward and twice that backward, 80
+    # layers.
+    sent = 2 * 512 * 8 * 128 * 2 / (1e8 * slow.rates.link_share)
+    passed = 3 * 80 * 15 * (sent + slow.network.call_seconds + 5e-6)
+    assert evaluate(slow, layout).parts["context"] == pytest.approx(passed - hidden, rel=1e-6)
+    assert evaluate(fast, layout).parts["context"] < passed / 100
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ MFU.
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainstep.specs.model import ModelConfig
+if TYPE_CHECKING:
+    from trainstep.specs.model import ModelConfig
 
 # Backward of one kernel: five products of the tile (S again, dV, dP, dQ, dK) against the forward's two.
 KERNEL_BACKWARD = 2.5
@@ -92,7 +94,7 @@ class ModelFlops:
         return math.fsum(self.by_component.values())
 
 
-def layer_window(config: ModelConfig, layer: int) -> int | None:
+def layer_window(config: "ModelConfig", layer: int) -> int | None:
     """Window of a layer by index; None where it attends globally (the last of each `global_every` layers)."""
     if config.window is None:
         return None
@@ -101,7 +103,7 @@ def layer_window(config: ModelConfig, layer: int) -> int | None:
     return config.window
 
 
-def model_flops(config: ModelConfig, *, phase: str, causal_half: bool) -> ModelFlops:
+def model_flops(config: "ModelConfig", *, phase: str, causal_half: bool) -> ModelFlops:
     """FLOPs of a model over one batch of `batch_size` sequences of `context_length`.
 
     Args:

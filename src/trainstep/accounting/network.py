@@ -84,10 +84,16 @@ class Network:
             size /= here
         return total
 
-    def hop(self, size_bytes: float, stride: int) -> float:
-        """Seconds to pass bytes to the device `stride` further on."""
-        level = next((x for x in self.levels if stride < x.devices), self.levels[-1])
-        return self.call_seconds + level.hop_seconds + size_bytes / level.bytes_per_second
+    def hop(self, size_bytes: float, ranks: int, stride: int = 1) -> float:
+        """Seconds until every device of a group has passed bytes to its neighbour: the widest level paces them."""
+        slowest = max(
+            (
+                level.hop_seconds + size_bytes / level.bytes_per_second
+                for level, _ in self.split(ranks, stride)
+            ),
+            default=0.0,
+        )
+        return self.call_seconds + slowest if ranks > 1 else 0.0
 
 
 def build(

@@ -114,7 +114,7 @@ def _passes(question: Question, layout: Layout) -> _Passes:
     # Ring attention: each rank's keys and values go round, hidden behind the attention of those that have
     # come.
     held = 2 * tokens * config.kv_heads * config.head_dim // layout.tensor * element
-    ring = (layout.context - 1) * network.hop(held, layout.tensor) if layout.context > 1 else 0.0
+    ring = (layout.context - 1) * network.hop(held, layout.context, layout.tensor)
     hidden = once.attention / layers, back.attention / layers
     exposed_forward = max(0.0, ring - hidden[0])
     exposed_backward = max(0.0, 2 * ring - hidden[1]) + (exposed_forward if layout.checkpoint else 0.0)
@@ -221,11 +221,9 @@ def memory(question: Question, layout: Layout) -> dict[str, float]:
 
 def _hop(question: Question, layout: Layout) -> float:
     """Seconds from one stage to the next: each tensor-parallel rank passes its part of the stream."""
-    if layout.pipeline == 1:
-        return 0.0
     tokens = layout.microbatch * question.config.context_length // layout.context
     size = tokens * question.config.d_model * question.element_bytes / layout.tensor
-    return question.network.hop(size, layout.tensor * layout.context * layout.data)
+    return question.network.hop(size, layout.pipeline, layout.tensor * layout.context * layout.data)
 
 
 def _stalls(stages: int, microbatches: int) -> int:

@@ -90,8 +90,10 @@ def _preference(plan: Plan) -> tuple[float, int, int, float]:
 def search(
     question: Question, devices: int, *, fixed: dict[str, int] | None = None, keep: int = 5
 ) -> list[Plan]:
-    """The fastest layouts that fit, best first, each a different way of cutting (micro-batch and
-    checkpointing aside).
+    """The fastest layouts that fit, best first, each a different way of cutting.
+
+    Of those that differ only in micro-batch, checkpointing or size of the shard groups, the fastest one
+    stands.
 
     Args:
         devices: at hand. A layout may leave up to half of them idle where batch and shapes do not divide.
@@ -110,7 +112,7 @@ def search(
     needed = prod((fixed or {}).get(axis, 1) for axis in ("tensor", "context", "data", "pipeline"))
     if needed > devices:
         raise ValueError(f"the axes that were fixed need {needed} devices, more than the {devices} at hand")
-    best: dict[str, Plan] = {}
+    best: dict[tuple[int | bool, ...], Plan] = {}
     reason: str | None = None
     smallest, most = None, 0
     for layout in layouts(question, devices, fixed or {}):
@@ -127,9 +129,9 @@ def search(
         if need > question.device.memory_bytes:
             continue
         plan = evaluate(question, layout)
-        other = best.get(str(layout))
-        if other is None or plan.seconds < other.seconds:
-            best[str(layout)] = plan
+        way = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.shard > 1)
+        if way not in best or plan.seconds < best[way].seconds:
+            best[way] = plan
     if best:
         return sorted(best.values(), key=_preference)[:keep]
     name, device = question.config.name, question.device

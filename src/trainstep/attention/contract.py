@@ -6,7 +6,7 @@
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,3 +128,35 @@ def finish(
         return out
     assert lse is not None
     return out, lse
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Identity on the first `count` tensors, tied to the others; differentiating it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.name = name
+        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError(
+            f"{ctx.name} attention has no double backward; the reference implementation has"
+        )
+
+
+def refuse_second_derivative(
+    name: str, grads: tuple[Tensor, Tensor, Tensor], inputs: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """First derivatives that raise when they are differentiated, for use inside a backward pass.
+
+    torch's `once_differentiable` raises only when the upstream gradient requires a gradient, and otherwise
+    returns
+    constants: a gradient penalty would silently lose its derivative.
+
+    Raises:
+        NotImplementedError: later, from the second backward pass.
+    """
+    if not torch.is_grad_enabled():
+        return grads
+    return _NoSecondDerivative.apply(name, len(grads), *grads, *inputs)

@@ -42,11 +42,12 @@ class Mask(NamedTuple):
         return seen
 
     def visible_keys(self, first_query: int, last_query: int, keys: int) -> tuple[int, int]:
-        """Half-open range of the keys some query of first_query..last_query sees; may be empty."""
+        """Half-open range of the keys some query of first_query..last_query sees; (0, 0) for none."""
         if not self.causal:
             return 0, keys
         start = 0 if self.window is None else max(0, first_query + self.offset - self.window + 1)
-        return start, max(start, min(keys, last_query + self.offset + 1))
+        stop = min(keys, last_query + self.offset + 1)
+        return (start, stop) if start < stop else (0, 0)
 
     def all_visible(self, first_query: int, last_query: int, first_key: int, last_key: int) -> bool:
         """True when every query of the tile sees every key of it."""

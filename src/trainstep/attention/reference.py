@@ -7,6 +7,7 @@ error budgets are measured against.
 import torch
 from torch import Tensor
 
+from trainstep import ranges
 from trainstep.attention.contract import finish, prepare
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -49,25 +50,29 @@ def attention(
 
     # The heads that share a key/value head are laid one after the other along S: [B, K, N/K * S, H].
     grouped = q.reshape(batch, key_heads, -1, width)
-    scores = (grouped @ k.transpose(-2, -1)) * problem.scale
-    scores = scores.view(batch, query_heads, queries, keys)
+    with ranges.annotate("attention scores"):
+        scores = (grouped @ k.transpose(-2, -1)) * problem.scale
+        scores = scores.view(batch, query_heads, queries, keys)
 
     blind = None
     if problem.causal:
-        seen = problem.mask.visible(queries, keys, device=q.device)
-        scores = scores.masked_fill(~seen, float("-inf"))
-        if problem.mask.some_query_sees_nothing(queries, keys):
-            # A row of -inf alone has no softmax: give it any finite scores and blank the results, which also
-            # makes its gradients zero.
-            blind = ~seen.any(dim=-1, keepdim=True)
-            scores = scores.masked_fill(blind, 0.0)
+        with ranges.annotate("attention mask"):
+            seen = problem.mask.visible(queries, keys, device=q.device)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            if problem.mask.some_query_sees_nothing(queries, keys):
+                # A row of -inf alone has no softmax: give it any finite scores and blank the results, which
+                # also makes its gradients zero.
+                blind = ~seen.any(dim=-1, keepdim=True)
+                scores = scores.masked_fill(blind, 0.0)
 
-    probabilities = torch.softmax(scores, dim=-1)
-    if blind is not None:
-        probabilities = probabilities.masked_fill(blind, 0.0)
+    with ranges.annotate("attention softmax"):
+        probabilities = torch.softmax(scores, dim=-1)
+        if blind is not None:
+            probabilities = probabilities.masked_fill(blind, 0.0)
 
-    out = probabilities.view(batch, key_heads, -1, keys).to(v.dtype) @ v
-    out = out.view(batch, query_heads, queries, width)
+    with ranges.annotate("attention value product"):
+        out = probabilities.view(batch, key_heads, -1, keys).to(v.dtype) @ v
+        out = out.view(batch, query_heads, queries, width)
 
     lse = None
     if return_lse:

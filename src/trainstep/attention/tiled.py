@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from trainstep.attention.contract import finish, prepare
+from trainstep.attention.contract import finish, prepare, refuse_second_derivative
 from trainstep.attention.masks import Mask
 
 TILE = 64
@@ -137,12 +136,14 @@ class _Tiled(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         if d_out is None:
             d_out = torch.zeros_like(out)
-        return (*backward(q, k, v, out, lse, d_out, d_lse, *ctx.rule), None, None, None)
+        with torch.no_grad():
+            grads = backward(q, k, v, out, lse, d_out, d_lse, *ctx.rule)
+        grads = refuse_second_derivative("tiled", grads, (q, k, v, d_out, d_lse))
+        return (*grads, None, None, None)
 
 
 class FlashAttention2(torch.autograd.Function):
@@ -170,10 +171,11 @@ class FlashAttention2(torch.autograd.Function):
         return out.squeeze(1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = (x.unsqueeze(1) for x in ctx.saved_tensors)
-        grads = backward(q, k, v, out, lse, d_out.unsqueeze(1), None, *ctx.rule)
+        with torch.no_grad():
+            grads = backward(q, k, v, out, lse, d_out.unsqueeze(1), None, *ctx.rule)
+        grads = refuse_second_derivative("tiled", grads, (q, k, v, d_out))
         return (*(x.squeeze(1) for x in grads), None)
 
 

@@ -23,7 +23,7 @@ from trainstep.attention.triton.primitives import (
 )
 
 
-@triton.jit(do_not_specialize=["num_queries"])
+@triton.jit(do_not_specialize=["num_query_heads", "num_queries"])
 def delta_kernel(
     out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, out_strides, d_out_strides, num_query_heads, num_queries,
     WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr, HAS_D_LSE: tl.constexpr,
@@ -90,12 +90,12 @@ def _dq_visit_keys(
     return dq
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "offset", "window"])
+@triton.jit(do_not_specialize=["num_query_heads", "num_queries", "num_keys", "offset", "window"])
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr,
     q_strides, k_strides, v_strides, d_out_strides, dq_strides,
-    num_query_heads, num_queries, num_keys, offset, window, scale,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr,
+    num_query_heads, group, num_queries, num_keys, offset, window, scale,
+    WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_Q queries of one head. Grid as in the forward kernel."""
@@ -108,8 +108,8 @@ def dq_kernel(
 
     q_base = q_ptr + batch * q_strides[0] + head * q_strides[1]
     d_out_base = d_out_ptr + batch * d_out_strides[0] + head * d_out_strides[1]
-    k_base = k_ptr + batch * k_strides[0] + head // GROUP * k_strides[1]
-    v_base = v_ptr + batch * v_strides[0] + head // GROUP * v_strides[1]
+    k_base = k_ptr + batch * k_strides[0] + head // group * k_strides[1]
+    v_base = v_ptr + batch * v_strides[0] + head // group * v_strides[1]
     q = load_tile(
         q_base, first_query, num_queries, q_strides[2], q_strides[3], BLOCK_Q, BLOCK_H, WIDTH, True
     )  # [BLOCK_Q, BLOCK_H]
@@ -196,12 +196,12 @@ def _dkdv_visit_queries(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "offset", "window"])
+@triton.jit(do_not_specialize=["num_key_heads", "num_queries", "num_keys", "offset", "window"])
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     q_strides, k_strides, v_strides, d_out_strides, dk_strides, dv_strides,
-    num_key_heads, num_queries, num_keys, offset, window, scale,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr,
+    num_key_heads, group, num_queries, num_keys, offset, window, scale,
+    WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of BLOCK_K keys of one key/value head, over all query heads that share it.
@@ -226,11 +226,11 @@ def dkdv_kernel(
     a, b, c, d = query_stages(
         first_key, num_queries, num_keys, offset, window, CAUSAL, WINDOWED, BLOCK_Q, BLOCK_K
     )
-    for member in tl.range(0, GROUP):
-        head = key_head * GROUP + member
+    for member in tl.range(0, group):
+        head = key_head * group + member
         q_base = q_ptr + batch * q_strides[0] + head * q_strides[1]
         d_out_base = d_out_ptr + batch * d_out_strides[0] + head * d_out_strides[1]
-        row = (batch * num_key_heads * GROUP + head) * num_queries
+        row = (batch * num_key_heads * group + head) * num_queries
         lse_base = lse_ptr + row
         delta_base = delta_ptr + row
         if CAUSAL:  # otherwise [a, b) is empty

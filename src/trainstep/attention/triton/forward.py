@@ -50,16 +50,16 @@ def _visit_keys(
     return acc, largest, total
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "offset", "window"])
+@triton.jit(do_not_specialize=["num_query_heads", "num_queries", "num_keys", "offset", "window"])
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, q_strides, k_strides, v_strides, out_strides,
-    num_query_heads, num_queries, num_keys, offset, window, qk_scale,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr,
+    num_query_heads, group, num_queries, num_keys, offset, window, qk_scale,
+    WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_Q queries of one head, all the keys they see.
 
-    q, out [B, N, S, WIDTH] and k, v [B, N / GROUP, T, WIDTH] by their four strides; lse [B, N, S] contiguous.
+    q, out [B, N, S, WIDTH] and k, v [B, N / group, T, WIDTH] by their four strides; lse [B, N, S] contiguous.
     Grid: B * N * ceil(S / BLOCK_Q) on axis x alone, whose limit is 2^31 - 1 (y and z end at 65,535).
     """
     query_tiles = tl.cdiv(num_queries, BLOCK_Q)
@@ -71,8 +71,8 @@ def forward_kernel(
     head = (batch_head % num_query_heads).to(tl.int64)
 
     q_base = q_ptr + batch * q_strides[0] + head * q_strides[1]
-    k_base = k_ptr + batch * k_strides[0] + head // GROUP * k_strides[1]
-    v_base = v_ptr + batch * v_strides[0] + head // GROUP * v_strides[1]
+    k_base = k_ptr + batch * k_strides[0] + head // group * k_strides[1]
+    v_base = v_ptr + batch * v_strides[0] + head // group * v_strides[1]
     q = load_tile(
         q_base, first_query, num_queries, q_strides[2], q_strides[3], BLOCK_Q, BLOCK_H, WIDTH, True
     )  # [BLOCK_Q, BLOCK_H]

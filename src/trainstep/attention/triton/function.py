@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from trainstep.attention.contract import finish, prepare
+from trainstep.attention.contract import finish, prepare, refuse_second_derivative
 from trainstep.attention.triton import launch
 
 
@@ -105,10 +104,11 @@ class FlashAttention2(torch.autograd.Function):
         return out.squeeze(1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = (x.unsqueeze(1) for x in ctx.saved_tensors)
-        grads = launch.backward(q, k, v, out, lse, d_out.unsqueeze(1), None, **ctx.rule)
+        with torch.no_grad():
+            grads = launch.backward(q, k, v, out, lse, d_out.unsqueeze(1), None, **ctx.rule)
+        grads = refuse_second_derivative("triton", grads, (q, k, v, d_out))
         return (*(x.squeeze(1) for x in grads), None)
 
 

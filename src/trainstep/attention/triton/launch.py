@@ -57,14 +57,14 @@ def forward(
     def run(tile: Tile) -> None:
         forward_kernel[_grid(batch, query_heads, queries, tile.queries)](
             q, k, v, out, lse, q.stride(), k.stride(), v.stride(), out.stride(),
-            query_heads, queries, keys, offset, window or 0, scale * LOG2_E.value,
-            GROUP=query_heads // key_heads, WIDTH=width, BLOCK_H=tuning.padded_width(width),
+            query_heads, query_heads // key_heads, queries, keys, offset, window or 0, scale * LOG2_E.value,
+            WIDTH=width, BLOCK_H=tuning.padded_width(width),
             BLOCK_Q=tile.queries, BLOCK_K=tile.keys, CAUSAL=causal, WINDOWED=window is not None,
             PRECISION="tf32" if tf32 else "ieee", num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     with torch.cuda.device_of(q):
-        run(tile or tuning.choose("forward", width, q.dtype, run))
+        run(tile or tuning.choose("forward", width, tuning.kind_of(q.dtype, tf32), run))
     return out, lse
 
 
@@ -95,12 +95,11 @@ def backward(
     shape = {"WIDTH": width, "BLOCK_H": tuning.padded_width(width)}
     options = {
         **shape,
-        "GROUP": query_heads // key_heads,
         "CAUSAL": causal,
         "WINDOWED": window is not None,
         "PRECISION": "tf32" if tf32 else "ieee",
     }
-    problem = (queries, keys, offset, window or 0, scale)
+    problem = (query_heads // key_heads, queries, keys, offset, window or 0, scale)
 
     def run_dq(tile: Tile) -> None:
         backward_kernels.dq_kernel[_grid(batch, query_heads, queries, tile.queries)](
@@ -121,7 +120,7 @@ def backward(
             out, d_out, delta if d_lse is None else d_lse, delta, out.stride(), d_out.stride(),
             query_heads, queries, BLOCK_Q=rows, HAS_D_LSE=d_lse is not None, **shape,
         )  # fmt: skip
-        choose = partial(tuning.choose, width=width, dtype=q.dtype)
+        choose = partial(tuning.choose, width=width, kind=tuning.kind_of(q.dtype, tf32))
         run_dq(tile or choose("dq", run=run_dq))
         run_dkdv(tile or choose("dkdv", run=run_dkdv))
     return dq, dk, dv

@@ -38,30 +38,76 @@ def _tile(queries: int, keys: int, warps: int, stages: int) -> Tile:
     return Tile(queries=queries, keys=keys, warps=warps, stages=stages)
 
 
-INTERPRETER_TILE = _tile(64, 64, 4, 1)  # an interpreted program costs milliseconds whatever its size
+INTERPRETER_TILE = _tile(128, 64, 4, 1)  # an interpreted program costs milliseconds whatever its size
 DELTA_TILE = _tile(64, 0, 4, 1)  # D = rowsum(O * dO) is limited by memory; its tile hardly matters
 
-# kernel, capability, padded head width, bytes an element.
-Key = tuple[str, tuple[int, int], int, int]
+# How matrix products are taken: 16-bit tensor cores, TF32 tensor cores, or float32 multiply-adds.
+HALF, TF32, FLOAT32 = "half", "tf32", "fp32"
 
+# kernel, capability, padded head width, kind of product.
+Key = tuple[str, tuple[int, int], int, str]
+
+H100 = (9, 0)  # H100, H200
 TABLE: dict[Key, Tile] = {
-    ("forward", (9, 0), 64, 2): _tile(128, 128, 8, 2),
-    ("forward", (9, 0), 128, 2): _tile(128, 64, 8, 3),
-    ("dq", (9, 0), 64, 2): _tile(128, 64, 8, 2),
-    ("dq", (9, 0), 128, 2): _tile(64, 64, 4, 2),
-    ("dkdv", (9, 0), 64, 2): _tile(64, 128, 8, 2),
-    ("dkdv", (9, 0), 128, 2): _tile(64, 128, 8, 2),
+    ("forward", H100, 16, HALF): _tile(128, 128, 8, 2),
+    ("forward", H100, 32, HALF): _tile(128, 128, 8, 2),
+    ("forward", H100, 64, HALF): _tile(128, 128, 8, 2),
+    ("forward", H100, 128, HALF): _tile(128, 64, 8, 3),
+    ("forward", H100, 256, HALF): _tile(128, 32, 8, 2),
+    ("dq", H100, 16, HALF): _tile(128, 64, 8, 2),
+    ("dq", H100, 32, HALF): _tile(128, 64, 8, 2),
+    ("dq", H100, 64, HALF): _tile(128, 64, 8, 2),
+    ("dq", H100, 128, HALF): _tile(128, 64, 8, 2),
+    ("dq", H100, 256, HALF): _tile(128, 32, 8, 2),
+    ("dkdv", H100, 16, HALF): _tile(64, 128, 8, 2),
+    ("dkdv", H100, 32, HALF): _tile(64, 128, 8, 2),
+    ("dkdv", H100, 64, HALF): _tile(64, 128, 8, 2),
+    ("dkdv", H100, 128, HALF): _tile(64, 128, 8, 2),
+    ("dkdv", H100, 256, HALF): _tile(32, 64, 8, 1),
+    ("forward", H100, 16, TF32): _tile(128, 64, 8, 2),
+    ("forward", H100, 32, TF32): _tile(128, 64, 8, 2),
+    ("forward", H100, 64, TF32): _tile(128, 64, 8, 2),
+    ("forward", H100, 128, TF32): _tile(64, 32, 4, 2),
+    ("forward", H100, 256, TF32): _tile(64, 32, 8, 1),
+    ("dq", H100, 16, TF32): _tile(64, 64, 4, 2),
+    ("dq", H100, 32, TF32): _tile(64, 64, 4, 2),
+    ("dq", H100, 64, TF32): _tile(64, 32, 4, 2),
+    ("dq", H100, 128, TF32): _tile(64, 32, 8, 2),
+    ("dq", H100, 256, TF32): _tile(32, 32, 8, 1),
+    ("dkdv", H100, 16, TF32): _tile(64, 64, 4, 2),
+    ("dkdv", H100, 32, TF32): _tile(64, 64, 4, 2),
+    ("dkdv", H100, 64, TF32): _tile(32, 64, 4, 2),
+    ("dkdv", H100, 128, TF32): _tile(32, 64, 8, 1),
+    ("dkdv", H100, 256, TF32): _tile(32, 32, 8, 1),
+    # Multiply-adds are unrolled: larger tiles spill registers and take the compiler half a minute.
+    ("forward", H100, 16, FLOAT32): _tile(64, 32, 4, 2),
+    ("forward", H100, 32, FLOAT32): _tile(64, 32, 4, 2),
+    ("forward", H100, 64, FLOAT32): _tile(64, 32, 8, 2),
+    ("forward", H100, 128, FLOAT32): _tile(32, 32, 8, 2),
+    ("forward", H100, 256, FLOAT32): _tile(16, 32, 8, 1),
+    ("dq", H100, 16, FLOAT32): _tile(32, 32, 4, 2),
+    ("dq", H100, 32, FLOAT32): _tile(32, 32, 4, 2),
+    ("dq", H100, 64, FLOAT32): _tile(32, 32, 4, 2),
+    ("dq", H100, 128, FLOAT32): _tile(32, 32, 8, 2),
+    ("dq", H100, 256, FLOAT32): _tile(16, 32, 8, 1),
+    ("dkdv", H100, 16, FLOAT32): _tile(32, 32, 4, 2),
+    ("dkdv", H100, 32, FLOAT32): _tile(32, 32, 4, 2),
+    ("dkdv", H100, 64, FLOAT32): _tile(32, 32, 4, 2),
+    ("dkdv", H100, 128, FLOAT32): _tile(32, 32, 8, 1),
+    ("dkdv", H100, 256, FLOAT32): _tile(32, 16, 8, 1),
 }
 
-# Tried in this order, by bytes an element and padded head width (up to and including); the first fits every
-# device.
-CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
-    (2, 64): (_tile(64, 64, 4, 2), _tile(128, 64, 4, 2), _tile(64, 128, 8, 2), _tile(128, 128, 8, 2)),
-    (2, 128): (_tile(64, 32, 4, 2), _tile(64, 64, 4, 2), _tile(128, 64, 8, 2), _tile(64, 128, 8, 2)),
-    (2, 256): (_tile(32, 32, 4, 1), _tile(64, 32, 4, 2), _tile(64, 64, 8, 2)),
-    (4, 64): (_tile(32, 32, 4, 2), _tile(64, 32, 4, 2), _tile(64, 64, 8, 2)),
-    (4, 128): (_tile(32, 32, 4, 1), _tile(64, 32, 8, 2), _tile(64, 64, 8, 1)),
-    (4, 256): (_tile(16, 16, 4, 1), _tile(32, 32, 8, 1), _tile(32, 16, 4, 2)),
+# Tried in this order, by padded head width (up to and including); the first of each fits every device.
+CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
+    (64, HALF): (_tile(64, 64, 4, 2), _tile(128, 64, 4, 2), _tile(64, 128, 8, 2), _tile(128, 128, 8, 2)),
+    (128, HALF): (_tile(64, 32, 4, 2), _tile(64, 64, 4, 2), _tile(128, 64, 8, 2), _tile(64, 128, 8, 2)),
+    (256, HALF): (_tile(32, 32, 4, 1), _tile(64, 32, 4, 2), _tile(64, 64, 8, 2)),
+    (64, TF32): (_tile(32, 32, 4, 2), _tile(64, 32, 4, 2), _tile(64, 64, 8, 2)),
+    (128, TF32): (_tile(32, 32, 4, 1), _tile(64, 32, 8, 2), _tile(64, 64, 8, 1)),
+    (256, TF32): (_tile(16, 16, 4, 1), _tile(32, 16, 4, 1), _tile(32, 32, 8, 1)),
+    (64, FLOAT32): (_tile(32, 32, 4, 2), _tile(64, 32, 8, 2)),
+    (128, FLOAT32): (_tile(32, 32, 8, 1), _tile(32, 16, 4, 1)),
+    (256, FLOAT32): (_tile(16, 16, 4, 1),),
 }
 
 _chosen: dict[str, Tile] = {}
@@ -86,29 +132,36 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def candidates(width: int, element_bytes: int) -> tuple[Tile, ...]:
+def kind_of(dtype: torch.dtype, tf32: bool) -> str:
+    """How products of this dtype are taken."""
+    if dtype.itemsize == 2:
+        return HALF
+    return TF32 if tf32 else FLOAT32
+
+
+def candidates(width: int, kind: str) -> tuple[Tile, ...]:
     """Tiles to try on a device without a row in `TABLE`."""
     bucket = next(limit for limit in (64, 128, 256) if padded_width(width) <= limit)
-    return CANDIDATES[(element_bytes, bucket)]
+    return CANDIDATES[(bucket, kind)]
 
 
-def choose(kernel: str, width: int, dtype: torch.dtype, run: Callable[[Tile], object]) -> Tile:
+def choose(kernel: str, width: int, kind: str, run: Callable[[Tile], object]) -> Tile:
     """The tile for a kernel on the current device; `run` launches it with a given tile, for the search."""
     if interpreted():
         return INTERPRETER_TILE
-    key: Key = (kernel, torch.cuda.get_device_capability(), padded_width(width), dtype.itemsize)
+    key: Key = (kernel, torch.cuda.get_device_capability(), padded_width(width), kind)
     shipped = TABLE.get(key)
     if shipped is not None:
         return shipped
-    text = f"{kernel} {torch.cuda.get_device_name()} H{key[2]} {key[3]}B"
+    text = f"{kernel} {torch.cuda.get_device_name()} H{key[2]} {kind}"
     if text not in _chosen:
         stored = _read_cache().get(text)
         if stored is not None:
             _chosen[text] = stored
         elif torch.cuda.is_current_stream_capturing():
-            return candidates(width, dtype.itemsize)[0]
+            return candidates(width, kind)[0]
         else:
-            _chosen[text] = search(candidates(width, dtype.itemsize), run, _time_on_device)
+            _chosen[text] = search(candidates(width, kind), run, _time_on_device)
             _write_cache(text, _chosen[text])
     return _chosen[text]
 

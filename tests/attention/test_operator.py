@@ -1,0 +1,127 @@
+"""How autograd, torch.compile and autocast see the Triton implementation."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from tests.attention.problems import make_inputs, solve
+from trainstep.attention import get_attention, load_attention
+from trainstep.attention.tiled import FlashAttention2 as TiledFunction
+from trainstep.attention.tiled import attention as tiled
+from trainstep.attention.triton.function import (
+    FlashAttention2 as TritonFunction,
+)
+from trainstep.attention.triton.function import (
+    attention as triton,
+)
+from trainstep.attention.triton.function import (
+    flash_attention_backward,
+    flash_attention_forward,
+)
+from trainstep.model.transformer import TransformerLM
+from trainstep.specs.model import ModelConfig
+
+FUNCTIONS = [TiledFunction, TritonFunction]
+
+
+def small(device, **options):
+    return make_inputs(queries=9, keys=12, width=16, heads=(1, 2, 1), device=device, **options)
+
+
+@pytest.mark.parametrize("layout", ["dense", "heads-inside"])
+def test_opcheck(device, layout):
+    q, k, v, d_out, d_lse = small(device, layout=layout)
+    rule = (True, None, 0.25, 3, False)
+    arguments = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    torch.library.opcheck(flash_attention_forward, (*arguments, *rule))
+    out, lse = flash_attention_forward(q, k, v, *rule)
+    for gradient in (d_lse, None):
+        torch.library.opcheck(flash_attention_backward, (q, k, v, out, lse, d_out, gradient, *rule))
+
+
+def test_the_gradient_of_the_log_sum_exp_alone(device):
+    q, k, v, _, d_lse = small(device)
+    grads = []
+    for function in (triton, tiled, load_attention(get_attention("reference"))):
+        x = [t.detach().requires_grad_() for t in (q, k, v)]
+        _, lse = function(*x, causal=True, return_lse=True)
+        grads.append(torch.autograd.grad(lse, x, d_lse, allow_unused=True))
+    for dq, dk, dv in grads[:2]:
+        assert (dq - grads[2][0]).abs().max() < 1e-5 and dq.abs().max() > 0.01
+        assert (dk - grads[2][1]).abs().max() < 1e-5 and dk.abs().max() > 0.01
+        assert dv.abs().max() == 0
+
+
+def test_tiled_passes_gradcheck(device):
+    inputs = small(device).to(torch.float64)
+    q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
+    assert gradcheck(lambda *x: tiled(*x, causal=True, return_lse=True, tile=5), (q, k, v), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["tiled", "triton", "tiled-class", "triton-class"])
+def test_double_backward_is_refused(name, device):
+    # Also where the upstream gradient is a constant, and where another term of the penalty has a derivative.
+    functions = {"tiled": tiled, "triton": triton}
+    functions |= {"tiled-class": TiledFunction.apply, "triton-class": TritonFunction.apply}
+    q, k, v = (x.detach()[:, 0].requires_grad_() for x in small(device)[:3])
+    (dq,) = torch.autograd.grad(functions[name](q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="has no double backward"):
+        torch.autograd.grad(dq.square().sum() + k.square().sum(), k)
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(device, low):
+    if low == torch.bfloat16 and device.type == "cpu":
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    q, k, v = (x.detach().requires_grad_() for x in small(device)[:3])
+    with torch.autocast(device.type, dtype=low):
+        out, lse = triton(q, k, v.detach().to(low).requires_grad_(), causal=True, return_lse=True)
+    assert out.dtype == low and lse.dtype == torch.float32
+    out.sum().backward()
+    assert q.grad.dtype == k.grad.dtype == torch.float32
+    assert torch.equal(out, triton(q.to(low), k.to(low), v.to(low), causal=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_model_block_compiles_to_one_graph(device, backend):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    config = ModelConfig(
+        name="tiny", d_model=32, d_ff=32, n_layers=1, n_heads=2, n_kv_heads=1, vocab_size=16,
+        context_length=20, attention="triton",
+    )  # fmt: skip
+    block = TransformerLM(config, device=device).blocks[0]
+    x = torch.randn(1, 20, 32, device=device)
+
+    def run(function):
+        y = x.clone().requires_grad_()
+        out = function(y)
+        return out, *torch.autograd.grad(out.square().sum(), [y, *block.parameters()])
+
+    expected = run(block)
+    for one, another in zip(
+        expected, run(torch.compile(block, fullgraph=True, backend=backend)), strict=True
+    ):
+        assert (one - another).abs().max() < 1e-4 * one.abs().max()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])
+def test_autograd_function_class(function, is_causal, device):
+    inputs = make_inputs(queries=20, keys=20, width=16, heads=(2, 1, 1), device=device, use_lse=False)
+    expected = solve(load_attention(get_attention("reference")), inputs, causal=is_causal)
+    q, k, v = (x[:, 0].detach().requires_grad_() for x in inputs[:3])
+    out = function.apply(q, k, v, is_causal)
+    saved = out.grad_fn.saved_tensors
+    assert sorted(x.shape for x in saved) == sorted([(2, 20), *[(2, 20, 16)] * 4])
+    (lse,) = (x for x in saved if x.shape == (2, 20))
+    assert (lse - expected.lse[:, 0]).abs().max() < 1e-5
+    grads = torch.autograd.grad(out, (q, k, v), inputs.d_out[:, 0])
+    for actual, wanted in zip((out, *grads), (expected.out, *expected[2:]), strict=True):
+        assert (actual - wanted[:, 0]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])
+def test_autograd_function_class_is_not_causal_by_default(function, device):
+    q = torch.randn(1, 8, 16, device=device)
+    assert torch.equal(function.apply(q, q, q), function.apply(q, q, q, False))

@@ -13,19 +13,24 @@ from trainstep.attention.triton.function import attention as triton
 _FAR_APART = """
 import torch
 from trainstep.attention.triton.function import attention
-base = torch.empty(2**31 + 4096, dtype=torch.float16)  # pages are only touched where items lie
-x = base.as_strided((3, 1, 16, 16), (2**30, 256, 16, 1))
+
+base = torch.empty(2**31 + 2**29, dtype=torch.float16)  # pages are only touched where elements lie
 torch.manual_seed(0)
-x.copy_(torch.randn(3, 1, 16, 16))
-compact = x.clone(memory_format=torch.contiguous_format)
-d_out = base.as_strided((3, 1, 16, 16), (2**30, 256, 16, 1), 2048)
-d_out.copy_(torch.randn(3, 1, 16, 16))
-results = []
-for data, upstream in ((x, d_out), (compact, d_out.clone(memory_format=torch.contiguous_format))):
-    q, k, v = (data.detach().requires_grad_() for _ in range(3))
-    out = attention(q, k, v, causal=True)
-    results.append((out, *torch.autograd.grad(out, (q, k, v), upstream)))
-assert all(torch.equal(far, near) for far, near in zip(*results))
+
+def check(shape, strides):
+    def far(offset):
+        return base.as_strided(shape, strides, offset).copy_(torch.randn(shape))
+    data, upstream = far(0), far(2048)
+    results = []
+    for prepare in (lambda x: x, lambda x: x.clone(memory_format=torch.contiguous_format)):
+        q, k, v = (prepare(data).detach().requires_grad_() for _ in range(3))
+        out = attention(q, k, v, causal=True)
+        results.append((out, *torch.autograd.grad(out, (q, k, v), prepare(upstream))))
+    assert all(torch.equal(far, near) for far, near in zip(*results)), (shape, strides)
+
+check((3, 1, 16, 16), (2**30, 256, 16, 1))  # batch * stride
+check((1, 3, 16, 16), (256, 2**30, 16, 1))  # head * stride
+check((1, 1, 70, 16), (1, 1, 2**25, 1))  # row * stride, inside a tile and before it
 print("equal")
 """
 

@@ -12,7 +12,8 @@ from trainstep.attention.triton.tuning import Tile
 TILES = [(16, 32), (32, 16), (16, 64), (64, 16), (32, 32)]
 
 
-@pytest.mark.parametrize("window", [None, 20])
+# With a window of 8 the first and last visible tiles are entered by one row or column alone.
+@pytest.mark.parametrize("window", [None, 8])
 def test_every_tile_shape_gives_the_same(window, device):
     # Field case A7: a stage that compares no indices must not reach past the diagonal, whatever the tiles.
     q, k, v, d_out, d_lse = make_inputs(queries=64, keys=70, width=16, device=device)

@@ -1,7 +1,8 @@
 """Backward kernel: dK, dV and dQ in one pass over the scores, five products a tile.
 
-One program owns KEYS keys and values of one key/value head and streams the query rows that see them. With the key
-tile down the rows, every product suits wgmma (FlashAttention-2, Algorithm 2; notation of its section 3.2):
+One program owns KEYS keys and values of one key/value head and streams the query rows that see them. With the
+key tile down the rows, every product suits wgmma (FlashAttention-2, Algorithm 2; notation of its section
+3.2):
 
     S^T  = K Q^T                  P^T  = exp2(scale_log2 * S^T - lse2)       [KEYS, QUERIES]
     dV  += P^T dO                 P^T straight from registers                [KEYS, H]
@@ -9,13 +10,14 @@ tile down the rows, every product suits wgmma (FlashAttention-2, Algorithm 2; no
     dK  += dS^T Q                 dS^T straight from registers               [KEYS, H]
     dQ   = dS K                   dS through shared memory                   [QUERIES, H]
 
-dQ is summed over the key tiles in device memory, in float32 and in the order of the key tiles: a query tile carries a
-counter, and key tile j adds after the counter reads j. So the sum does not depend on timing. Three warps keep that order
-(`take_turns`, `pass_turns`) beside the eight that compute, which only wait on an mbarrier that is already complete.
-Query tiles run from the last to the first, so that the order costs a short ramp at the start and nothing after it.
+dQ is summed over the key tiles in device memory, in float32 and in the order of the key tiles: a query tile
+carries a counter, and key tile j adds once the counter reads j. So the sum does not depend on timing. Three
+warps keep that order (`take_turns`, `pass_turns`) beside the eight that compute, which only wait on an
+mbarrier, complete by then. Query tiles run from the last to the first, so that the order costs a short ramp
+at the start and nothing after it.
 
-Programs take their tile from a counter in the order of their arrival, so that a program only ever waits for programs
-that already run: no deadlock, whatever the order of dispatch.
+Programs take their tile from a counter in the order of their arrival, so that a program only ever waits for
+programs that already run: no deadlock, whatever the order of dispatch.
 """
 
 from triton.experimental import gluon
@@ -25,13 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
 from trainstep.attention.hopper.primitives import (
     accumulator_layout,
     allocate_barriers,
-    exp2_shared,
     left_operand_layout,
     load_acquire,
     store_release,
@@ -41,7 +43,8 @@ from trainstep.attention.hopper.primitives import (
 
 @gluon.constexpr_function
 def dq_layout(QUERIES, H):
-    """Accumulator of dQ [QUERIES, H] over eight warps: 64 rows leave the columns to be shared by two warpgroups."""
+    """Accumulator of dQ [QUERIES, H] over eight warps: 64 rows leave the columns to be shared by two
+    warpgroups."""
     return accumulator_layout(4, 2, H // 2) if QUERIES == 64 else accumulator_layout(8, 1, H)
 
 
@@ -49,8 +52,8 @@ def dq_layout(QUERIES, H):
 def by_thread(dq, QUERIES: gl.constexpr, H: gl.constexpr):
     """dQ [QUERIES, H] as [QUERIES * H / 1024, 1024] where each thread holds four neighbours of each row.
 
-    Nothing moves: the workspace simply stores the tile in the order of the accumulator's registers, so that a warp's
-    additions to it are whole 128-byte lines.
+    Nothing moves: the workspace simply stores the tile in the order of the accumulator's registers, so that a
+    warp's additions to it are whole 128-byte lines.
     """
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 8], [1, 0])
     if QUERIES == 64:
@@ -89,12 +92,13 @@ def next_tile(head, row_tile, last_tile, steps_a_head):
 @gluon.jit
 def load_tiles(
     k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, tiles, bars, work,
-    QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
-    ORDER: gl.constexpr,
+    QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr,
+    DO_STAGES: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: K and V once; then Q with lse2, and dO with delta, for every step.
 
-    Step t done means that all its products are complete: Q_t and dO_t have been read.
+    Step t done means that dV_t and dQ_t are complete, and with them everything before, dK_{t-1} too: dO_t and
+    Q_{t-1} have been read.
     """
     k_ring, v_ring, q_ring, do_ring, lse2_ring, delta_ring, _ = tiles
     k_tile = k_ring.index(0)
@@ -115,18 +119,25 @@ def load_tiles(
         first_row = row_tile * QUERIES
         instance = batch * heads + head
         stage = t % Q_STAGES
-        before = t - Q_STAGES  # the step whose end frees this buffer
-        mbarrier.wait(done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before >= 0)
+        before = t - Q_STAGES + 1  # the step whose end frees this buffer of Q
+        mbarrier.wait(
+            done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before > 0
+        )
         mbarrier.expect(q_ready.index(stage), QUERIES * H * 2 + QUERIES * 4)
         tma.async_copy_global_to_shared(
-            q_desc, [batch, head, first_row, 0], q_ready.index(stage), q_ring.index(stage).reshape([1, 1, QUERIES, H])
+            q_desc,
+            [batch, head, first_row, 0],
+            q_ready.index(stage),
+            q_ring.index(stage).reshape([1, 1, QUERIES, H]),
         )
         tma.async_copy_global_to_shared(
             lse2_desc, [instance, first_row], q_ready.index(stage), lse2_ring.index(stage)
         )
         stage = t % DO_STAGES
         before = t - DO_STAGES
-        mbarrier.wait(done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before >= 0)
+        mbarrier.wait(
+            done.index((before + ORDER) % ORDER), ((before + ORDER) // ORDER + 1) & 1, pred=before >= 0
+        )
         mbarrier.expect(do_ready.index(stage), QUERIES * H * 2 + QUERIES * 4)
         tma.async_copy_global_to_shared(
             do_desc, [batch, head, first_row, 0], do_ready.index(stage),
@@ -149,30 +160,34 @@ def take_turns(counters, bars, work, row_tiles, ORDER: gl.constexpr):
         counter = counters + (batch * heads + head) * row_tiles + row_tile
         while load_acquire(counter) != key_tile:
             pass
-        mbarrier.wait(passed.index(t % ORDER), (t // ORDER + 1) & 1)  # at most ORDER turns ahead of `pass_turns`
+        mbarrier.wait(
+            passed.index(t % ORDER), (t // ORDER + 1) & 1
+        )  # at most ORDER turns ahead of `pass_turns`
         mbarrier.arrive(turn.index(t % ORDER), count=1)
         head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
 
 
 @gluon.jit
-def pass_turns(counters, bars, work, row_tiles, FIRST: gl.constexpr, PASSERS: gl.constexpr, ORDER: gl.constexpr):
+def pass_turns(
+    counters, bars, work, row_tiles, FIRST: gl.constexpr, PASSERS: gl.constexpr, ORDER: gl.constexpr
+):
     """One of PASSERS warps: once our additions to a query tile are issued, let the next key tile have it.
 
-    The release waits for all the program's additions to arrive in the L2, longer than a step takes at times; with one
-    warp for the odd steps and one for the even ones two such waits overlap.
+    The release waits for the program's additions to arrive in the L2; with one warp for the even steps and
+    one for the odd ones two such waits can overlap.
     """
     _, _, _, _, done, passed = bars
     batch, kv_head, key_tile, group, heads, last_tile, steps_a_head, steps = work
     head = kv_head * group
     row_tile = last_tile
-    for skipped in gl.static_range(FIRST):
+    for _skipped in gl.static_range(FIRST):
         head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
     for t in range(FIRST, steps, PASSERS):
         counter = counters + (batch * heads + head) * row_tiles + row_tile
         mbarrier.wait(done.index(t % ORDER), (t // ORDER) & 1)
         store_release(counter, key_tile + 1)
         mbarrier.arrive(passed.index(t % ORDER), count=1)
-        for others in gl.static_range(PASSERS):
+        for _others in gl.static_range(PASSERS):
             head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
 
 
@@ -180,54 +195,25 @@ def pass_turns(counters, bars, work, row_tiles, FIRST: gl.constexpr, PASSERS: gl
 def opaque_zero(t):
     """A zero that the compiler cannot see through, made anew each step.
 
-    Indexing a fixed tile with it keeps the descriptors of that tile's products out of the loop's invariants, which
-    would fill some 70 registers of each thread and spill.
+    Indexing a fixed tile with it keeps the descriptors of that tile's products out of the loop's invariants,
+    which would fill some 70 registers of each thread and spill.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def probabilities(
-    s, lse2, row_tile, keys, last_key, scale_log2, offset, key_length,
-    QUERIES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
-):  # fmt: skip
-    """P^T [KEYS, QUERIES] from S^T; indices are compared on boundary tiles only."""
-    if (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length:
-        rows = row_tile * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, s.type.layout))
-        seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
-        s = gl.where(seen, s, -float("inf"))
-    return exp2_shared(s * scale_log2 - gl.expand_dims(lse2, 0), EMULATED)
-
-
-@gluon.jit
-def add_in_turn(
-    t, dq, dq_sum, offsets, turn, work, head, row_tile, row_tiles,
-    QUERIES: gl.constexpr, H: gl.constexpr, ORDER: gl.constexpr,
-):  # fmt: skip
-    """Add dQ_t to the sum in device memory once the key tiles before ours have."""
-    batch, _, key_tile, _, heads, _, _, _ = work
-    tile = dq_sum + ((batch * heads + head) * row_tiles + row_tile).to(gl.int64) * (QUERIES * H)
-    if key_tile == 0:  # always the first to come: it sets what the others add to
-        gl.store(tile + offsets, by_thread(dq, QUERIES, H))
-    else:
-        gl.atomic_add(tile + offsets, by_thread(dq, QUERIES, H), sem="relaxed", scope="gpu")
-
-
-@gluon.jit
 def accumulate_gradients(
     dk_desc, dv_desc, dq_sum, tiles, bars, work, row_tiles, scale, scale_log2, offset, key_length,
-    QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
-    ORDER: gl.constexpr, EMULATED: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
+    QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr,
+    DO_STAGES: gl.constexpr, ORDER: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """The eight computing warps. Products are issued in the order dP_t, dV_t, dK_t, S_{t+1}, dQ_t.
+    """The eight computing warps. Products are issued in the order dP_t, dV_t, dQ_t, dK_t, S_{t+1}.
 
-    Beside dP_t, dQ_{t-1} is added; beside dV_t, dS_t is made; beside dK_t and S_{t+1}, which need only a warpgroup's own
-    rows, dS_t goes to shared memory and the two warpgroups meet; beside dQ_t, exp2 of S_{t+1} is taken. So each time
-    the warpgroups wait for one another, products are queued.
-
-    The loop is cut where no product is in flight: across its back edge ptxas cannot tell which products are complete
-    and serialises them all. The compiler puts a barrier of all eight warps on either side of every arrival, hence the
-    single one a step.
+    exp2 of S_t runs beside dP_t, dS_t beside dV_t, and the additions to dQ beside dK_t and S_{t+1}. Waiting
+    for S_t before dP_t is issued, and for dV_t before dQ_t, frees the operands' registers (240 a thread are
+    all in use) and keeps ptxas from serialising the products, which it does when it cannot tell which are
+    complete. The compiler puts a barrier of all eight warps on either side of every arrival, hence the single
+    one a step.
     """
     S_LAYOUT: gl.constexpr = accumulator_layout(8, 1, QUERIES)
     KV_LAYOUT: gl.constexpr = accumulator_layout(8, 1, H)
@@ -235,6 +221,7 @@ def accumulate_gradients(
     LEFT: gl.constexpr = left_operand_layout(KV_LAYOUT)
     COLUMN: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k_ring, v_ring, q_ring, do_ring, lse2_ring, delta_ring, ds_ring = tiles
+    k_tile = k_ring.index(0)
     kv_ready, q_ready, do_ready, turn, done, _ = bars
     batch, kv_head, key_tile, group, heads, last_tile, steps_a_head, steps = work
 
@@ -243,23 +230,19 @@ def accumulate_gradients(
     offsets = flat_offsets(QUERIES, H)
     score_zeros = gl.zeros([KEYS, QUERIES], gl.float32, S_LAYOUT)
     dq_zeros = gl.zeros([QUERIES, H], gl.float32, Q_LAYOUT)
-    dk = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
-    dv = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
-    dq = dq_zeros
-    head = kv_head * group
-    row_tile = last_tile
-    head_before = head
-    row_tile_before = row_tile
 
     mbarrier.wait(kv_ready.index(0), 0)
     mbarrier.wait(kv_ready.index(1), 0)
     mbarrier.wait(q_ready.index(0), 0)
-    s = warpgroup_mma(k_ring.index(0), q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=[s])
-    lse2 = lse2_ring.index(0).reshape([QUERIES]).load(COLUMN)
-    p = probabilities(
-        s, lse2, row_tile, keys, last_key, scale_log2, offset, key_length, QUERIES, CAUSAL, EMULATED
-    )
+    # Complete before the loop: zeroing dK and dV beside a product in flight would make ptxas serialise them
+    # all.
+    s = warpgroup_mma(k_tile, q_ring.index(0).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[s]))
+    dk = warpgroup_mma_init(gl.zeros([KEYS, H], gl.float32, KV_LAYOUT))
+    dv = gl.zeros([KEYS, H], gl.float32, KV_LAYOUT)
+    head = kv_head * group
+    row_tile = last_tile
+    # A loop that might not run would merge dK in flight with its zeros: again ptxas would serialise.
     gl.assume(steps > 0)
     for t in range(steps):
         zero = opaque_zero(t)
@@ -270,53 +253,57 @@ def accumulate_gradients(
         do_tile = do_ring.index(t % DO_STAGES)  # [QUERIES, H]
 
         mbarrier.wait(do_ready.index(t % DO_STAGES), (t // DO_STAGES) & 1)
+        s, dk = warpgroup_mma_wait(0, deps=[s, dk])
         dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-        if t > 0:
-            add_in_turn(
-                t - 1, dq, dq_sum, offsets, turn, work, head_before, row_tile_before, row_tiles, QUERIES, H, ORDER
-            )
+        lse2 = lse2_ring.index(t % Q_STAGES).reshape([QUERIES]).load(COLUMN)
+        if (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length:
+            rows = row_tile * QUERIES + gl.arange(0, QUERIES, COLUMN)
+            seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
+            s = gl.where(seen, s, -float("inf"))
+        p = gl.exp2(s * scale_log2 - gl.expand_dims(lse2, 0))  # [KEYS, QUERIES]
         dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), LEFT), do_tile, dv, is_async=True)
-        gl.thread_barrier()
-        mbarrier.arrive(done.index((t + ORDER - 1) % ORDER), count=1, pred=t > 0)
 
         dp = warpgroup_mma_wait(1, deps=[dp])
         delta = delta_ring.index(t % DO_STAGES).reshape([QUERIES]).load(COLUMN)
-        ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)  # [KEYS, QUERIES]
+        ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
+        ds_tile.store(ds)
+        fence_async_shared()
+        gl.thread_barrier()
+        dv = warpgroup_mma_wait(0, deps=[dv])
+        dq = warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq_zeros, use_acc=False, is_async=True)
         dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q_tile, dk, is_async=True)
         # The last step's product has no reader: cheaper than a branch between products in flight.
         ahead = (t + 1) % Q_STAGES
         mbarrier.wait(q_ready.index(ahead), ((t + 1) // Q_STAGES) & 1, pred=t + 1 < steps)
-        s = warpgroup_mma(k_tile, q_ring.index(ahead).permute((1, 0)), score_zeros, use_acc=False, is_async=True)
-        dv = warpgroup_mma_wait(2, deps=[dv])  # frees P's registers for dQ
-        ds_tile.store(ds)
-        fence_async_shared()
-        gl.thread_barrier()
-        dq = warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq_zeros, use_acc=False, is_async=True)
-
-        s, dk = warpgroup_mma_wait(1, deps=[s, dk])
-        head_before = head
-        row_tile_before = row_tile
-        head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
-        lse2 = lse2_ring.index(ahead).reshape([QUERIES]).load(COLUMN)
-        p = probabilities(
-            s, lse2, row_tile, keys, last_key, scale_log2, offset, key_length, QUERIES, CAUSAL, EMULATED
+        s = warpgroup_mma(
+            k_tile, q_ring.index(ahead).permute((1, 0)), score_zeros, use_acc=False, is_async=True
         )
-        mbarrier.wait(turn.index(t % ORDER), (t // ORDER) & 1)
-        dq = warpgroup_mma_wait(0, deps=[dq])
-    add_in_turn(
-        steps - 1, dq, dq_sum, offsets, turn, work, head_before, row_tile_before, row_tiles, QUERIES, H, ORDER
-    )
-    gl.thread_barrier()  # both warpgroups are also done with K and V: their tiles carry the results out
-    mbarrier.arrive(done.index((steps - 1) % ORDER), count=1)
 
+        dq = warpgroup_mma_wait(2, deps=[dq])
+        tile = dq_sum + ((batch * heads + head) * row_tiles + row_tile).to(gl.int64) * (QUERIES * H)
+        mbarrier.wait(turn.index(t % ORDER), (t // ORDER) & 1)
+        if key_tile == 0:  # always the first to come: it sets what the others add to
+            gl.store(tile + offsets, by_thread(dq, QUERIES, H))
+        else:
+            gl.atomic_add(tile + offsets, by_thread(dq, QUERIES, H), sem="relaxed", scope="gpu")
+        gl.thread_barrier()
+        mbarrier.arrive(done.index(t % ORDER), count=1)
+        head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
+
+    s, dk = warpgroup_mma_wait(0, deps=[s, dk])
+    gl.thread_barrier()  # both warpgroups are done with K and V: their tiles carry the results out
     k_tile = k_ring.index(0)
     v_tile = v_ring.index(0)
     k_tile.store((dk * scale).to(DTYPE))
     v_tile.store(dv.to(DTYPE))
     fence_async_shared()
     gl.thread_barrier()
-    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, key_tile * KEYS, 0], k_tile.reshape([1, 1, KEYS, H]))
-    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, key_tile * KEYS, 0], v_tile.reshape([1, 1, KEYS, H]))
+    tma.async_copy_shared_to_global(
+        dk_desc, [batch, kv_head, key_tile * KEYS, 0], k_tile.reshape([1, 1, KEYS, H])
+    )
+    tma.async_copy_shared_to_global(
+        dv_desc, [batch, kv_head, key_tile * KEYS, 0], v_tile.reshape([1, 1, KEYS, H])
+    )
     tma.store_wait(0)
 
 
@@ -327,14 +314,16 @@ _LENGTHS = ["heads", "kv_heads", "group", "head_section", "key_tiles", "query_le
 def backward_kernel(
     k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, dk_desc, dv_desc, dq_sum, counters, arrivals,
     heads, kv_heads, group, head_section, key_tiles, query_length, key_length, offset, scale, scale_log2,
-    QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
-    EMULATED: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
+    QUERIES: gl.constexpr, KEYS: gl.constexpr, H: gl.constexpr, Q_STAGES: gl.constexpr,
+    DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """dK and dV [B, K, T, H] of KEYS keys a program, and their share of dQ.
 
-    Args (beside the obvious): lse2 and delta [B * N, rows padded to QUERIES]: the log-sum-exp in base 2 (+inf for a
-        row that saw no key or does not exist) and rowsum(O * dO) - dlse; dq_sum: float32 workspace, one tile of
-        QUERIES * H a query tile in the order of `by_thread`; counters: zeros, one a query tile; arrivals: one zero.
+    Args (beside the obvious): lse2 and delta [B * N, rows padded to QUERIES]: the log-sum-exp in base 2 (+inf
+    for a
+        row that saw no key or does not exist) and rowsum(O * dO) - dlse; dq_sum: float32 workspace, one tile
+        of QUERIES * H a query tile in the order of `by_thread`; counters: zeros, one a query tile; arrivals:
+        one zero.
     """
     ORDER: gl.constexpr = 8
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, H], DTYPE)
@@ -376,17 +365,25 @@ def backward_kernel(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (accumulate_gradients, (dk_desc, dv_desc, dq_sum, tiles, bars, work, row_tiles, scale, scale_log2, offset,
-                                    key_length, QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER, EMULATED, CAUSAL,
-                                    DTYPE)),
-            (load_tiles, (k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, tiles, bars, work,
-                          QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER)),
+            (
+                accumulate_gradients,
+                (
+                    dk_desc, dv_desc, dq_sum, tiles, bars, work, row_tiles, scale, scale_log2, offset,
+                    key_length, QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER, CAUSAL, DTYPE,
+                ),
+            ),
+            (
+                load_tiles,
+                (
+                    k_desc, v_desc, q_desc, do_desc, lse2_desc, delta_desc, tiles, bars, work,
+                    QUERIES, KEYS, H, Q_STAGES, DO_STAGES, ORDER,
+                ),
+            ),
             (take_turns, (counters, bars, work, row_tiles, ORDER)),
             (pass_turns, (counters, bars, work, row_tiles, 0, 2, ORDER)),
             (pass_turns, (counters, bars, work, row_tiles, 1, 2, ORDER)),
         ],
-        [1, 1, 1, 1],
-        [24, 24, 24, 24],
+        [1, 1, 1, 1], [24, 24, 24, 24],
     )  # fmt: skip
 
 

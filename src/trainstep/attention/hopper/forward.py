@@ -1,10 +1,10 @@
 """Forward kernel: CONSUMERS warpgroups of 64 query rows each, fed by one loading warp.
 
-One program computes CONSUMERS * 64 query rows of one head. The loader streams key and value tiles through a ring of
-STAGES buffers with TMA; each consumer keeps its scores, probabilities and outputs in registers (FlashAttention-2,
-Algorithm 1, over key tiles from the last visible one to the first, so that the masked ones come first). Two products
-are in flight at once: while the tensor cores do S_t = Q K_t^T and O += P_{t-1} V_{t-1}, the softmax of S_t runs on
-the other units (FlashAttention-3, section 3.2).
+One program computes CONSUMERS * 64 query rows of one head. The loader streams key and value tiles through a
+ring of STAGES buffers with TMA; each consumer keeps its scores, probabilities and outputs in registers
+(FlashAttention-2, Algorithm 1, over key tiles from the last visible one to the first, so that the masked ones
+come first). Two products are in flight at once: while the tensor cores do S_t = Q K_t^T and O += P_{t-1}
+V_{t-1}, the softmax of S_t runs on the other units (FlashAttention-3, section 3.2).
 """
 
 from triton.experimental import gluon
@@ -66,8 +66,8 @@ def online_softmax_update(s, row_max, row_sum, scale_log2, GUARD: gl.constexpr):
     """Fold one tile of scores s [64, KEYS] into the running maximum and sum (both [64]).
 
     Returns:
-        p [64, KEYS] = exp2(scale_log2 * (s - maximum)), the new maximum and sum, and the factor that brings what was
-        accumulated under the old maximum to the new one. GUARD: a row may have seen no key yet.
+        p [64, KEYS] = exp2(scale_log2 * (s - maximum)), the new maximum and sum, and the factor that brings
+        what was accumulated under the old maximum to the new one. GUARD: a row may have seen no key yet.
     """
     new_max = gl.maximum(row_max, gl.max(s, axis=1))
     shift = new_max * scale_log2
@@ -81,11 +81,13 @@ def online_softmax_update(s, row_max, row_sum, scale_log2, GUARD: gl.constexpr):
 @gluon.jit
 def attend_tile(
     t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, MASK: gl.constexpr, CONSUMER: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, MASK: gl.constexpr,
+    CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, S_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1; K_t has arrived, and K_{t+1} has at the end."""
+    """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1; K_t has arrived, and K_{t+1} has at
+    the end."""
     _, k_ready, k_free, v_ready, v_free, turn = bars
     stage = t % STAGES
     if TAKE_TURNS:
@@ -106,7 +108,8 @@ def attend_tile(
         seen = visible(gl.expand_dims(rows, 1), gl.expand_dims(columns, 0), offset, key_length, CAUSAL)
         s = gl.where(seen, s, -float("inf"))
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, MASK)
-    # The next wait for keys stands here because ptxas moves no arithmetic across its loop: left to itself it takes
+    # The next wait for keys stands here because ptxas moves no arithmetic across its loop: left to itself it
+    # takes
     # the exponentials after the products, beside nothing.
     ahead = t + 1
     mbarrier.wait(k_ready.index(ahead % STAGES), (ahead // STAGES) & 1, pred=ahead < tiles)
@@ -119,8 +122,8 @@ def attend_tile(
 
 @gluon.jit
 def attend_rows(
-    o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles, lse_base, scale_log2,
-    offset, query_length, key_length,
+    o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles, lse_base,
+    scale_log2, offset, query_length, key_length,
     KEYS: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
@@ -129,7 +132,7 @@ def attend_rows(
     O_LAYOUT: gl.constexpr = accumulator_layout(4, 1, H)
     P_LAYOUT: gl.constexpr = left_operand_layout(O_LAYOUT)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    q_ready, k_ready, k_free, v_ready, v_free, turn = bars
+    q_ready, k_ready, k_free, v_ready, _, turn = bars
     q_tile = q_tiles.index(CONSUMER)  # [64, H]
     rows = first_row + CONSUMER * 64 + gl.arange(0, 64, ROW_LAYOUT)
     row_max = gl.full([64], -float("inf"), gl.float32, ROW_LAYOUT)
@@ -139,9 +142,8 @@ def attend_rows(
     # Tile 0, the last of the visible ones, always compares indices.
     mbarrier.wait(q_ready.index(0), 0)
     mbarrier.wait(k_ready.index(0), 0)
-    if TAKE_TURNS:
-        if CONSUMER > 0:
-            mbarrier.wait(turn.index(CONSUMER), 0)
+    if TAKE_TURNS and CONSUMER > 0:
+        mbarrier.wait(turn.index(CONSUMER), 0)
     s = gl.zeros([64, KEYS], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q_tile, k_ring.index(0).permute((1, 0)), s, use_acc=False, is_async=True)
     if TAKE_TURNS:
@@ -151,19 +153,19 @@ def attend_rows(
     columns = (tiles - 1) * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, S_LAYOUT))
     seen = visible(gl.expand_dims(rows, 1), gl.expand_dims(columns, 0), offset, key_length, CAUSAL)
     s = gl.where(seen, s, -float("inf"))
-    probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, True)
+    probabilities, row_max, row_sum, _ = online_softmax_update(s, row_max, row_sum, scale_log2, True)
     p = pack_pairs(probabilities, DTYPE)
 
     mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=tiles > 1)
     for t in range(1, masked_tiles):
         p, o, row_max, row_sum = attend_tile(
-            t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
-            KEYS, STAGES, CAUSAL, True, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
+            t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length,
+            tiles, KEYS, STAGES, CAUSAL, True, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
         )  # fmt: skip
     for t in range(masked_tiles, tiles):
         p, o, row_max, row_sum = attend_tile(
-            t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
-            KEYS, STAGES, CAUSAL, False, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
+            t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length,
+            tiles, KEYS, STAGES, CAUSAL, False, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
         )  # fmt: skip
 
     last = (tiles - 1) % STAGES
@@ -194,15 +196,15 @@ _LENGTHS = ["heads", "group", "head_section", "row_tiles", "query_length", "key_
     do_not_specialize=_LENGTHS
 )  # a length of 1 must not become a constant: partitions cannot capture one
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse, heads, group, head_section, row_tiles, query_length, key_length, offset,
-    scale_log2,
+    q_desc, k_desc, v_desc, o_desc, lse, heads, group, head_section, row_tiles, query_length, key_length,
+    offset, scale_log2,
     KEYS: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
     TAKE_TURNS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """O [B, N, S, H] and the natural log-sum-exp [B, N, S] of CONSUMERS * 64 query rows a program.
 
-    Programs run through sections of `head_section` heads (whose keys and values fit in the L2 together), the longest
-    rows of a section first.
+    Programs run through sections of `head_section` heads (whose keys and values fit in the L2 together), the
+    longest rows of a section first.
     """
     ROWS: gl.constexpr = CONSUMERS * 64
     RING: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, H], DTYPE)
@@ -240,36 +242,70 @@ def forward_kernel(
     lse_base = instance.to(gl.int64) * query_length
     kv_head = head // group
 
+    # The registers add up to the 64 K of a multiprocessor, the loader's three idle neighbours included.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (attend_rows, (o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles,
-                               lse_base, scale_log2, offset, query_length, key_length, KEYS, H, STAGES, CAUSAL, 0,
-                               CONSUMERS, TAKE_TURNS, DTYPE)),
-                (attend_rows, (o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles,
-                               lse_base, scale_log2, offset, query_length, key_length, KEYS, H, STAGES, CAUSAL, 1,
-                               CONSUMERS, TAKE_TURNS, DTYPE)),
-                (load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_ring, v_ring, bars, batch, head, kv_head, first_row,
-                              tiles, ROWS, KEYS, H, STAGES, CONSUMERS)),
+                (
+                    attend_rows,
+                    (
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
+                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        KEYS, H, STAGES, CAUSAL, 0, CONSUMERS, TAKE_TURNS, DTYPE,
+                    ),
+                ),
+                (
+                    attend_rows,
+                    (
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
+                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        KEYS, H, STAGES, CAUSAL, 1, CONSUMERS, TAKE_TURNS, DTYPE,
+                    ),
+                ),
+                (
+                    load_tiles,
+                    (
+                        q_desc, k_desc, v_desc, q_tiles, k_ring, v_ring, bars, batch, head, kv_head,
+                        first_row, tiles, ROWS, KEYS, H, STAGES, CONSUMERS,
+                    ),
+                ),
             ],
-            [4, 1],
-            [240, 24],
+            [4, 1], [240, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (attend_rows, (o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles,
-                               lse_base, scale_log2, offset, query_length, key_length, KEYS, H, STAGES, CAUSAL, 0,
-                               CONSUMERS, TAKE_TURNS, DTYPE)),
-                (attend_rows, (o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles,
-                               lse_base, scale_log2, offset, query_length, key_length, KEYS, H, STAGES, CAUSAL, 1,
-                               CONSUMERS, TAKE_TURNS, DTYPE)),
-                (attend_rows, (o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles,
-                               lse_base, scale_log2, offset, query_length, key_length, KEYS, H, STAGES, CAUSAL, 2,
-                               CONSUMERS, TAKE_TURNS, DTYPE)),
-                (load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_ring, v_ring, bars, batch, head, kv_head, first_row,
-                              tiles, ROWS, KEYS, H, STAGES, CONSUMERS)),
+                (
+                    attend_rows,
+                    (
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
+                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        KEYS, H, STAGES, CAUSAL, 0, CONSUMERS, TAKE_TURNS, DTYPE,
+                    ),
+                ),
+                (
+                    attend_rows,
+                    (
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
+                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        KEYS, H, STAGES, CAUSAL, 1, CONSUMERS, TAKE_TURNS, DTYPE,
+                    ),
+                ),
+                (
+                    attend_rows,
+                    (
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
+                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        KEYS, H, STAGES, CAUSAL, 2, CONSUMERS, TAKE_TURNS, DTYPE,
+                    ),
+                ),
+                (
+                    load_tiles,
+                    (
+                        q_desc, k_desc, v_desc, q_tiles, k_ring, v_ring, bars, batch, head, kv_head,
+                        first_row, tiles, ROWS, KEYS, H, STAGES, CONSUMERS,
+                    ),
+                ),
             ],
-            [4, 4, 1],
-            [160, 160, 24],
+            [4, 4, 1], [160, 160, 24],
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """The Hopper kernels as registered operators, differentiable, behind the attention contract.
 
-They are written for one chip and one compiler: compute capability 9.0 exactly, and the Triton versions in `TRITON`,
-whose Gluon dialect is experimental and changes between releases. Anything else is refused with the reason, so that a
-caller falls back on `trainstep.attention.triton`.
+They are written for one chip and one compiler: compute capability 9.0 exactly, and the Triton versions in
+`TRITON`, whose Gluon dialect is experimental and changes between releases. Anything else is refused with the
+reason, so that a caller falls back on `trainstep.attention.triton`.
 """
 
 from typing import Any
@@ -116,8 +116,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """FlashAttention for Hopper in Gluon; the contract stands in `trainstep.attention`.
 
-    Float16 and bfloat16, head widths 64 and 128, no window. Saves q, k, v, out and the log-sum-exp; scores are
-    computed again in the backward pass, whose sums are taken in a fixed order: deterministic.
+    Float16 and bfloat16, head widths 64 and 128, no window. Saves q, k, v, out and the log-sum-exp; scores
+    are computed again in the backward pass, whose sums are taken in a fixed order: deterministic.
 
     Raises:
         ValueError: a call outside the contract, or one that `refusal` names.

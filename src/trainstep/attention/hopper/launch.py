@@ -33,11 +33,10 @@ class BackwardTile(NamedTuple):
     keys: int
     q_stages: int
     do_stages: int
-    emulated: int
 
 
-FORWARD = {64: ForwardTile(128, 3, 2, True), 128: ForwardTile(128, 2, 2, True)}
-BACKWARD = {64: BackwardTile(128, 128, 3, 2, 4), 128: BackwardTile(64, 128, 3, 2, 0)}
+FORWARD = {64: ForwardTile(128, 3, 2, True), 128: ForwardTile(128, 2, 2, False)}
+BACKWARD = {64: BackwardTile(128, 128, 3, 2), 128: BackwardTile(64, 128, 3, 2)}
 
 
 def _loadable(x: Tensor) -> Tensor:
@@ -51,7 +50,8 @@ def _loadable(x: Tensor) -> Tensor:
 
 
 def _tile_map(x: Tensor, rows: int, length: int | None = None) -> TensorDescriptor:
-    """Tensor map of tiles [1, 1, rows, H] of x [B, heads, S, H]; rows from `length` on read as 0, are not written."""
+    """Tensor map of tiles [1, 1, rows, H] of x [B, heads, S, H]; rows from `length` on read as 0, are not
+    written."""
     batch, heads, size, width = x.shape
     # An axis of one element may have any stride; the map wants a multiple of 16 bytes.
     strides = [s if n > 1 else width for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
@@ -73,13 +73,14 @@ def _section(instances: int, bytes_each: int, multiple: int = 1) -> int:
 
 
 def _visible_keys(queries: int, keys: int, causal: bool, offset: int) -> int:
-    """Keys from this one on are seen by no row. The kernels read them as zeros, so nothing in them can matter."""
+    """Keys from this one on are seen by no row. The kernels read them as zeros, so nothing in them can
+    matter."""
     return min(keys, max(queries + offset, 0)) if causal else keys
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, offset: int, tile: ForwardTile | None = None,
-    section: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, offset: int,
+    tile: ForwardTile | None = None, section: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q [B, N, S, H], k/v [B, K, T, H] -> out [B, N, S, H] contiguous, lse [B, N, S] float32."""
     batch, heads, queries, width = q.shape
@@ -97,8 +98,8 @@ def forward(
     section = section or _section(instances, 4 * seen * width // group, group)
     with torch.cuda.device_of(q):
         forward_kernel[(row_tiles * instances,)](
-            _tile_map(q, 64), _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen), _tile_map(out, 64), lse,
-            heads, group, section, row_tiles, queries, seen, offset, scale * LOG2_E,
+            _tile_map(q, 64), _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen), _tile_map(out,
+            64), lse, heads, group, section, row_tiles, queries, seen, offset, scale * LOG2_E,
             KEYS=tile.keys, H=width, STAGES=tile.stages, CAUSAL=causal, CONSUMERS=tile.consumers,
             TAKE_TURNS=tile.take_turns, DTYPE=_DTYPES[q.dtype], num_warps=4,
         )  # fmt: skip
@@ -170,8 +171,8 @@ def backward(
     section = section or _section(batch * kv_heads, 4 * queries * width * group)
     with torch.cuda.device_of(q):
         statistics_kernel[(instances * (padded // 64),)](
-            out, d_out, lse, lse if d_lse is None else d_lse, lse2, delta, d_out.stride(), heads, queries, padded,
-            H=width, ROWS=64, HAS_D_LSE=d_lse is not None,
+            out, d_out, lse, lse if d_lse is None else d_lse, lse2, delta, d_out.stride(), heads, queries,
+            padded, H=width, ROWS=64, HAS_D_LSE=d_lse is not None,
         )  # fmt: skip
         backward_kernel[(key_tiles * batch * kv_heads,)](
             _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen), _tile_map(q, tile.queries),
@@ -179,7 +180,7 @@ def backward(
             _tile_map(dk, tile.keys, seen), _tile_map(dv, tile.keys, seen), dq_sum, counters[1:], counters,
             heads, kv_heads, group, section, key_tiles, queries, seen, offset, scale, scale * LOG2_E,
             QUERIES=tile.queries, KEYS=tile.keys, H=width, Q_STAGES=tile.q_stages, DO_STAGES=tile.do_stages,
-            EMULATED=tile.emulated, CAUSAL=causal, DTYPE=_DTYPES[q.dtype], num_warps=8,
+            CAUSAL=causal, DTYPE=_DTYPES[q.dtype], num_warps=8,
         )  # fmt: skip
         finish_dq_kernel[(instances * row_tiles,)](
             dq_sum,

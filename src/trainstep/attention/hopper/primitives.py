@@ -1,7 +1,7 @@
 """The pieces both Hopper kernels are made of: tile bounds, masks, barriers and the order between programs.
 
-Positions: query row i sees key j when j <= i + offset, offset being T - S for the bottom-right alignment and 0 for
-the top-left one. Without a causal mask only the key length bounds what is seen.
+Positions: query row i sees key j when j <= i + offset, offset being T - S for the bottom-right alignment and
+0 for the top-left one. Without a causal mask only the key length bounds what is seen.
 """
 
 from triton.experimental import gluon
@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.constexpr_function
 def accumulator_layout(warps_down, warps_across, columns):
-    """Registers of a wgmma accumulator: `warps_down` x 16 rows an instruction, `columns` wide for each warp across."""
+    """Registers of a wgmma accumulator: `warps_down` x 16 rows an instruction, `columns` wide for each warp
+    across."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[warps_down, warps_across], instr_shape=[16, columns, 16]
     )
@@ -43,7 +44,8 @@ def allocate_barriers(COUNT: gl.constexpr, arrivals: gl.constexpr):
 
 @gluon.jit
 def load_acquire(pointer):
-    """One 32-bit integer of global memory; later reads and writes are ordered after it (scope: the device)."""
+    """One 32-bit integer of global memory; later reads and writes are ordered after it (scope: the
+    device)."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [pointer], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -51,7 +53,8 @@ def load_acquire(pointer):
 
 @gluon.jit
 def store_release(pointer, value):
-    """Write one 32-bit integer; everything that this thread saw happen is visible before it (scope: the device)."""
+    """Write one 32-bit integer; everything that this thread saw happen is visible before it (scope: the
+    device)."""
     gl.inline_asm_elementwise(
         "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
         "=r,l,r",
@@ -63,58 +66,14 @@ def store_release(pointer, value):
 
 
 @gluon.jit
-def exp2_polynomial(x):
-    """2^x on the multiply-add units, for x <= 1: within 3e-6 of the value, and exactly 0 from 2^-125 down.
-
-    x = n + f with n an integer and |f| <= 1/2; 2^f by the polynomial of degree 4 of least relative error, 2^n by
-    adding n to the exponent's bits.
-    """
-    ROUND: gl.constexpr = 12582912.0  # 1.5 * 2^23: adding it leaves round(x) in the low bits
-    AT_ZERO: gl.constexpr = 0.99999926  # the polynomial at f = 0
-    x = gl.maximum(x, -125.0)
-    rounded = x + ROUND
-    f = x - (rounded - ROUND)
-    y = f * 0.00957007 + 0.05591781
-    y = y * f + 0.24024745
-    y = y * f + 0.69312182
-    y = y * f + AT_ZERO
-    bits = y.to(gl.int32, bitcast=True) + (rounded.to(gl.int32, bitcast=True) << 23)
-    return (
-        bits.to(gl.float32, bitcast=True) - AT_ZERO * 2.0**-125
-    )  # no change but at the clamp: hidden keys give 0
-
-
-@gluon.jit
-def exp2_shared(x, ONE_IN: gl.constexpr):
-    """2^x for x [M, N] <= 1: one column in ONE_IN (0: none, 2 or 4) on the multiply-add units, beside the others.
-
-    The special-function units take a quarter of the multiply-add units' rate; a tile of narrow heads has more
-    exponentials than its products hide. Splits follow the accumulator's registers, so nothing moves.
-    """
-    if ONE_IN == 0:
-        return gl.exp2(x)
-    M: gl.constexpr = x.shape[0]
-    N: gl.constexpr = x.shape[1]
-    even, odd = gl.split(gl.reshape(x, [M, N // 2, 2]))
-    even = gl.exp2(even)
-    if ONE_IN == 2:
-        odd = exp2_polynomial(odd)
-    else:
-        low, high = gl.split(gl.permute(gl.reshape(odd, [M, N // 16, 2, 4]), (0, 1, 3, 2)))
-        odd = gl.join(gl.exp2(low), exp2_polynomial(high))
-        odd = gl.reshape(gl.permute(odd, (0, 1, 3, 2)), [M, N // 2])
-    both = gl.join(even, gl.convert_layout(odd, even.type.layout, assert_trivial=True))
-    return gl.convert_layout(gl.reshape(both, [M, N]), x.type.layout, assert_trivial=True)
-
-
-@gluon.jit
 def pack_pairs(x, DTYPE: gl.constexpr):
     """float32 x [M, N] rounded to 16 bits, two neighbours a 32-bit word: [M, N / 2] int32.
 
-    What a loop carries as words stays packed; carried as 16-bit numbers it would be unpacked and packed each turn.
+    What a loop carries as words stays packed; carried as 16-bit numbers it would be unpacked and packed each
+    turn.
     """
     even, odd = gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-    if gl.bfloat16 == DTYPE:
+    if DTYPE == gl.bfloat16:  # noqa: SIM300 (a constexpr, not a constant)
         words = gl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1
         )

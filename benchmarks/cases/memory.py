@@ -10,12 +10,14 @@ from benchmarks.cases import step as steps
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.cases.registries import ruler_module
 from benchmarks.measure.clock import host_clock
-from benchmarks.measure.memory import PeakMeter, release
+from benchmarks.measure.memory import PeakMeter, release, size_text
 
 AREA = "memory"
 # "inference" is a forward that saves nothing; the others are those of the step area.
 PHASES = ("inference", "forward", "forward_backward", "train_step")
 GROUP_SIZES = (1, 2, 4, 8, 16)
+# A block that saves more is not run on a CPU merely to predict what a model needs.
+LARGEST_CPU_BLOCK_BYTES = 2**30
 _MODELS = ruler_module("specs/model.py")
 
 
@@ -298,6 +300,14 @@ def _measure_parts(config: Any, dtype: str, device: str) -> ModelCost:
 
     spec = get_dtype(dtype)
     where = measuring_device(config.attention, dtype, device)
+    needed = ruler_module("accounting/memory.py").block_activation_bytes(
+        config, attention="materialised", element_bytes=spec.bytes
+    )
+    if where == "cpu" and sum(needed.values()) > LARGEST_CPU_BLOCK_BYTES:
+        raise ValueError(
+            f"a block of {config.name} at context {config.context_length} in {dtype} has to be measured on a GPU: "
+            f"here it would need {size_text(sum(needed.values()))}"
+        )
     parameter_dtype = getattr(torch, spec.torch_name)
     model = TransformerLM(config.with_overrides(n_layers=1), device=where, dtype=parameter_dtype)
 

@@ -1,0 +1,267 @@
+"""The sub-commands memory, profile and precision: what they print, write and refuse."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command_line
+from benchmarks.cases import AREAS
+from benchmarks.cases import memory as table
+from benchmarks.commands.memory_studies import Cell, cells_of, gradient_line, record_step, verdicts
+from benchmarks.measure.record import Row
+from trainstep import ranges
+from trainstep.memory.snapshot import load_snapshot
+from trainstep.specs.model import get_model
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(AREAS, "memory", table)
+    for name in ("memory", "profile", "precision"):
+        monkeypatch.setitem(command_line.COMMANDS, name, name)
+
+
+def run(capsys, *arguments):
+    status = command_line.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def cell(policy, predicted, measured=None, status="ok", dtype="fp32"):
+    return Cell(
+        policy=policy,
+        phase="forward_backward",
+        dtype=dtype,
+        context=2048,
+        status=status,
+        reason=None,
+        predicted_bytes=predicted,
+        recomputed_flops=0,
+        measured_bytes=measured,
+    )
+
+
+def test_precision(capsys):
+    status, out, _ = run(capsys, "precision", "--dtype", "bf16", "--device", "cpu")
+    assert status == 0
+    for known in ("10.0001", "9.9531", "10.0021"):
+        assert known in out
+    assert "blocks.0.feed_forward.down" in out
+    assert "bfloat16" in out
+
+
+def test_residuals_and_plan(capsys):
+    status, out, _ = run(
+        capsys, "memory", "toy", "--study", "residuals,plan", "--context", "32", "--device", "cpu"
+    )
+    assert status == 0
+    assert "eager" in out and "compiled" in out
+    assert "Softmax" in out and "attention" in out
+    assert "sqrt(L*boundary/residual)" in out
+    assert "recursive" in out and "offload" in out
+
+
+def test_checkpoint_study_compares_prediction_and_fact(capsys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    status, out, _ = run(
+        capsys, "memory", "toy", "--study", "checkpoint", "--policy", "none,groups-1,groups-2",
+        "--context", "32", "--device", "cpu", "--out", rows,
+    )  # fmt: skip
+    assert status == 0
+    assert "3 of 3 measured cells lie within 10% of their prediction" in out
+    assert "of the single-level policies the planner chooses groups-" in out
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["status"] for row in written] == ["ok"] * 3
+    assert written[0]["metrics"]["predicted_peak"]["unit"] == "byte"
+
+
+def test_peak_study(capsys, tmp_path):
+    status, out, _ = run(
+        capsys, "memory", "toy", "--study", "peak", "--context", "16,32", "--device", "cpu",
+        "--out", tmp_path / "rows.jsonl",
+    )  # fmt: skip
+    assert status == 0
+    assert out.count("inference") == 2 and out.count("train_step") == 2
+    assert "predicted 262656 bytes (0.25 MiB), measured 262656 bytes" in out
+
+
+def test_timeline_study_writes_snapshots_and_pictures(capsys, tmp_path):
+    status, out, _ = run(
+        capsys,
+        "memory",
+        "toy",
+        "--study",
+        "timeline",
+        "--context",
+        "16",
+        "--device",
+        "cpu",
+        "--pictures",
+        tmp_path,
+    )
+    assert status == 0
+    names = sorted(path.suffix for path in tmp_path.iterdir())
+    assert names == [".pickle", ".pickle", ".png", ".png", ".svg", ".svg"]
+    assert "trainstep/model/loss.py" in out
+    phases = [
+        name for _, name in load_snapshot(next(tmp_path.glob("toy-train*.pickle")))["trainstep"]["phases"]
+    ]
+    assert phases == ["forward", "backward", "optimizer"]
+
+
+def test_a_step_that_does_not_fit_is_recorded_with_every_block_checkpointed(monkeypatch, tmp_path):
+    honest = table.build
+
+    def small_memory(config, dtype, device, policy):
+        if policy == "none":
+            raise torch.OutOfMemoryError("Tried to allocate 20 bytes.")
+        return honest(config, dtype, device, policy)
+
+    monkeypatch.setattr(table, "build", small_memory)
+    picture = record_step(table.case("none", "train_step", "toy", context=16), "cpu", tmp_path)
+    assert picture.policy == "every-block"
+    with pytest.raises(torch.OutOfMemoryError):
+        record_step(table.case("none", "inference", "toy", context=16), "cpu", tmp_path)
+
+
+def test_profile_writes_a_trace_and_answers(capsys, tmp_path):
+    status, out, _ = run(
+        capsys, "profile", "toy", "--context", "16,32", "--device", "cpu", "--out", tmp_path, "--top", "3"
+    )
+    assert status == 0
+    assert out.count("matrix products take") == 2
+    assert "inside attention softmax takes" in out
+    assert "ranges that are switched off take" in out
+    traces = sorted(path.name for path in tmp_path.glob("*.trace.json"))
+    assert len(traces) == 2
+    written = json.loads((tmp_path / traces[0].replace(".trace", "")).read_text())
+    assert set(written["tables"]) == {"forward", "backward", "optimizer"}
+    assert not ranges.is_enabled()
+    status, out, _ = run(capsys, "profile", "--overlap", tmp_path / traces[0], "--out", tmp_path)
+    assert status == 0
+    assert "nothing was communicated" in out
+
+
+def test_profile_of_ranks_reads_the_overlap(capsys, tmp_path):
+    status, out, _ = run(
+        capsys, "profile", "toy", "--context", "16", "--ranks", "2", "--variant", "bucketed", "--device", "cpu",
+        "--out", tmp_path,
+    )  # fmt: skip
+    assert status == 0
+    assert "hidden behind computation" in out
+    assert len(list(tmp_path.glob("*.trace.json"))) == len(list(tmp_path.glob("*.lanes.png"))) == 1
+
+
+def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch):
+    from benchmarks.cases import step as steps
+
+    def broken(self):
+        raise RuntimeError("broken forward")
+
+    monkeypatch.setattr(steps.Step, "forward", broken)
+    status, _, err = run(capsys, "profile", "toy", "--context", "16", "--device", "cpu", "--out", tmp_path)
+    assert status == 11
+    assert "broken forward" in err
+
+    def full(self):
+        raise torch.OutOfMemoryError("Tried to allocate 20 bytes.")
+
+    monkeypatch.setattr(steps.Step, "forward", full)
+    status, out, _ = run(capsys, "profile", "toy", "--context", "16", "--device", "cpu", "--out", tmp_path)
+    assert status == 0
+    assert "out of memory: asked for 20 bytes" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("memory", "huge"), "huge"),
+        (("memory", "toy", "--study", "dreams"), "dreams"),
+        (("memory", "toy", "--policy", "sometimes"), "sometimes"),
+        (("memory", "toy", "--dtype", "fp3"), "fp3"),
+        (("memory", "toy", "--context", "0"), "context"),
+        (("memory", "toy", "--device", "tpu"), "tpu"),
+        (
+            (
+                "memory",
+                "xl",
+                "--study",
+                "plan",
+                "--dtype",
+                "amp-bf16",
+                "--context",
+                "2048",
+                "--device",
+                "cpu",
+            ),
+            "GPU",
+        ),
+        (("profile", "toy", "--mode", "sideways"), "sideways"),
+        (("profile", "toy", "--top", "0"), "top"),
+        (("profile", "--overlap", "/nowhere/trace.json"), "/nowhere/trace.json"),
+        (("profile", "toy", "--ranks", "3", "--device", "cpu"), "divide over 3 ranks"),
+        (("precision", "--dtype", "fp8"), "fp8"),
+        (("precision", "huge"), "huge"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    assert named in err
+    assert len(err.strip().splitlines()) == 1
+    assert out == ""
+
+
+def test_nsys_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    status, _, err = run(capsys, "profile", "toy", "--nsys", "--device", "cpu")
+    assert status == 2
+    assert "nsys is not installed" in err
+
+
+def test_verdicts_of_a_sweep():
+    gib = 2**30
+    said = verdicts(
+        [
+            cell("none", 170 * gib, status="oom"),
+            cell("groups-1", 30 * gib, 31 * gib),
+            cell("groups-2", 40 * gib, 29 * gib),
+            cell("groups-16", 160 * gib, 120 * gib),
+            cell("recursive", 30 * gib, status="oom"),
+        ],
+        140 * gib,
+    )
+    assert said[0] == (
+        "fp32: of the single-level policies the planner chooses groups-1, but groups-2 is the measured minimum."
+    )
+    assert said[1] == (
+        "fp32: 1 of 3 measured cells lie within 10% of their prediction; the farthest is groups-2 at 27.5%."
+    )
+    assert said[2:] == [
+        "fp32: none is predicted to need 170.0 GiB, more than the device's 140.0 GiB, and ran out of memory.",
+        "fp32: groups-16 is predicted to need 160.0 GiB, more than the device's 140.0 GiB, and ended as ok.",
+        "fp32: recursive is predicted to need 30.0 GiB, no more than the device's 140.0 GiB, and ran out of memory.",
+    ]
+
+
+def test_verdicts_without_measurements():
+    assert verdicts([], None) == []
+    assert verdicts([cell("none", 1, status="oom")], None) == []
+    assert "which is the measured minimum" in verdicts([cell("groups-1", 10, 10)], None)[0]
+
+
+def test_an_out_of_memory_row_keeps_its_prediction():
+    one = table.case("groups-2", "forward_backward", "toy", context=32)
+    row = Row(
+        case=one.id, version=1, suite="run", run="r", machine="local", commit=None, dirty=False, source_sha256="",
+        ruler_sha256="", started_at="", status="oom", reason="out of memory",
+    )  # fmt: skip
+    (found,) = cells_of([row], "cpu")
+    assert (found.policy, found.status, found.measured_bytes, found.ratio) == ("groups-2", "oom", None, None)
+    assert found.predicted_bytes > 0
+
+
+def test_gradient_bytes_without_a_measurement():
+    assert gradient_line(get_model("toy"), "fp32", []).endswith("262656 bytes (0.25 MiB), not measured.")

@@ -14,6 +14,7 @@ from parallel_models import (
     reference_step,
 )
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from trainstep.model.transformer import TransformerLM
@@ -262,6 +263,33 @@ def returns_to_shards():
 
 def test_only_shards_are_left_after_every_pass(ranks):
     ranks.run(returns_to_shards)
+
+
+def gathered_memory_dies():
+    """Storages of gathered weights that outlive forward (with its graph) and backward."""
+    model = build(make=Checkpointed)
+    model.recompute = False
+    fsdp = FSDP(model)
+    storages = []
+    for weight in fsdp.weights:
+        gather = weight._all_gather
+
+        def remembering(part, gather=gather):
+            whole, work = gather(part)
+            storages.append(StorageWeakRef(whole.untyped_storage()))
+            return whole, work
+
+        weight._all_gather = remembering
+    loss = loss_of(fsdp, batch_of(0, 0))
+    after_forward = len(storages), sum(not s.expired() for s in storages)
+    loss.backward()
+    fsdp.finish_gradient_synchronization()
+    return after_forward, (len(storages), sum(not s.expired() for s in storages))
+
+
+def test_autograd_does_not_keep_gathered_weights(ranks):
+    # Embedding, six linears and the head; all but the embedding again for backward.
+    assert ranks.run(gathered_memory_dies) == [((8, 0), (15, 0))] * 2
 
 
 def peak_of_whole_weights():

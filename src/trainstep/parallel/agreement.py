@@ -11,8 +11,7 @@ _rounds: dict[str, int] = {}
 def require_all_ranks(what: str) -> None:
     """Return once every rank has called this for the same thing.
 
-    Through the store of the default process group, not by a collective: nothing is left half done when it
-    fails.
+    Through the store of the default process group, not by a collective: a failure leaves nothing half done.
 
     Raises:
         RuntimeError: some ranks did not come within TIMEOUT_SECONDS; the message names them.

@@ -4,8 +4,7 @@ from trainstep.parallel.data.protocol import DataParallel
 
 
 class Naive(DataParallel):
-    """Waits for each parameter's all-reduce before it starts the next; nothing is hidden, nothing is
-    copied."""
+    """Waits for each parameter's all-reduce before it starts the next; hides nothing, copies nothing."""
 
     def _reduce_gradients(self) -> None:
         for parameter in self._trainable:

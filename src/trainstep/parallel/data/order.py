@@ -24,8 +24,7 @@ def weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], N
 
 
 class OrderedUnits:
-    """Launches units of parameters, each as soon as its gradients are complete and all units before it are
-    launched.
+    """Launches units of parameters in order, each as soon as its gradients are complete and its turn has come.
 
     Backward may reach parameters in another order on another rank, or not at all; the order of launches is
     that of `units` nonetheless. What backward left over is launched by `launch_rest`.

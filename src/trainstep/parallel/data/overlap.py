@@ -1,5 +1,4 @@
-"""Data parallelism, overlapped: each parameter's all-reduce starts while backward still works on earlier
-layers."""
+"""Data parallelism, overlapped: each parameter's all-reduce starts while backward is still at work."""
 
 import torch.distributed as dist
 from torch import Tensor
@@ -9,8 +8,7 @@ from trainstep.parallel.data.protocol import DataParallel
 
 
 class Overlap(DataParallel):
-    """Reduces every gradient in place, in reverse order of registration: the last layers are complete
-    first."""
+    """Reduces gradients in place, in reverse order of registration: the last layers are complete first."""
 
     _order: OrderedUnits | None = None
 

@@ -82,8 +82,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients of the backwards inside; the next backward outside and finish send their
-        sum."""
+        """Only accumulate the gradients of backwards inside; the next finish outside sends their sum."""
         before, self._synchronizing = self._synchronizing, False
         try:
             yield
@@ -91,9 +90,9 @@ class DataParallel(nn.Module):
             self._synchronizing = before
 
     def set_token_count(self, tokens: int) -> None:
-        """Weight this step's gradients by tokens, for ranks with unequal counts; call on all ranks before
-        backward.
+        """Weight this step's gradients by tokens, for ranks with unequal counts.
 
+        Call on all ranks before backward.
         Each rank's gradients must be those of its mean over `tokens` tokens; the result is the mean over all
         tokens. Holds until the next finish. A rank without tokens contributes zeros, whatever its gradients
         hold.
@@ -136,8 +135,7 @@ class DataParallel(nn.Module):
     # What variants are made of.
 
     def _take(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's gradient, or zeros: contiguous, not yet weighted; the gradient's own memory if it can
-        be."""
+        """This rank's gradient, or zeros: contiguous, in place where possible, not yet weighted."""
         if parameter.grad is None:
             return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         if parameter.grad.is_sparse:

@@ -51,8 +51,7 @@ def full_parameters(fsdp: FSDP) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def full_state_dict(fsdp: FSDP) -> dict[str, Tensor]:
-    """The unwrapped model's state dict, in host memory on every rank; one weight at a time is whole on the
-    device.
+    """The unwrapped model's state dict, in host memory on every rank; the device holds one whole weight.
 
     Raises:
         RuntimeError: some ranks did not call it in time.

@@ -29,8 +29,7 @@ _AHEAD = 2  # gathers ahead of the layer at work; also reductions under way
 
 
 class FSDP(Flat):
-    """The data-parallel protocol with the 2-D `weight` of every Linear and Embedding sharded, the rest
-    replicated.
+    """The data-parallel protocol with the weights of Linears and Embeddings sharded, the rest replicated.
 
     Parameters afterwards: a flat shard for each sharded weight (choose optimizer groups by name or by the
     shard's `full_shape`), and the replicated ones as they were. All ranks must run the same layers in the
@@ -59,9 +58,8 @@ class FSDP(Flat):
         **options: Any,
     ) -> None:
         self.compute_dtype = compute_dtype
-        self.events: list[tuple[float, str, str]] | None = (
-            None  # set to [] to record (host seconds, what, weight)
-        )
+        # Set to [] to record (host seconds, what, weight).
+        self.events: list[tuple[float, str, str]] | None = None
         self._shard_group = mesh.get_group("shard") if mesh is not None else options.get("group")
         self._replica_group = mesh.get_group("replicate") if mesh is not None else None
         self.weights = self._shard(module, SHARDED_LAYERS + layer_classes, options.get("group"))
@@ -142,8 +140,7 @@ class FSDP(Flat):
     # Forward.
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module on this rank's part of the batch; afterwards, also after an exception, only shards
-        are left.
+        """Run the module on this rank's part of the batch; only shards are left, also after an exception.
 
         Raises:
             RuntimeError: a sharded weight was replaced.
@@ -175,9 +172,8 @@ class FSDP(Flat):
         with self._waiting():
             weight.wait()
         self._note("forward", weight)
-        layer.__dict__["weight"] = weight.use(
-            self._gradient_complete
-        )  # found before the registered parameter
+        # An instance's own attribute is found before a registered parameter.
+        layer.__dict__["weight"] = weight.use(self._gradient_complete)
         if self.compute_dtype is None:
             return None
         for name, parameter in layer._parameters.items():
@@ -186,9 +182,8 @@ class FSDP(Flat):
         return tuple(map(self._cast, args)), {name: self._cast(value) for name, value in kwargs.items()}
 
     def _cast(self, value: Any) -> Any:
-        return (
-            value.to(self.compute_dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        )
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.compute_dtype) if floating else value
 
     def _leave(self, layer: nn.Module, args: Any, output: Any) -> None:
         """After a sharded layer's forward, also a failed one: free its weight, gather two layers on."""

@@ -114,8 +114,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parameters, as the unsharded optimizer would give it, on every rank in host
-        memory.
+        """The state of all parameters as the plain optimizer would give it, in host memory on every rank.
 
         Every rank calls it.
 
@@ -144,8 +143,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {"state": dict(sorted(state.items())), "param_groups": local["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take this rank's share of a full state: of a sharded or a plain optimizer, saved at any number of
-        ranks.
+        """Take this rank's share of a full state, of a plain optimizer or saved at any number of ranks.
 
         Raises:
             ValueError: the groups do not match.
@@ -203,8 +201,7 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_tensor(params: list[Any]) -> Tensor:
-    """The first parameter in any of the forms torch optimizers take; also makes groups given as generators
-    lists."""
+    """The first parameter in any form torch optimizers take; groups given as generators become lists."""
     first = None
     for entry in params:
         if isinstance(entry, dict):

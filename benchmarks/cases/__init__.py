@@ -7,11 +7,11 @@ asv, pytest-benchmark) takes them from here.
 import re
 from types import ModuleType
 
-from benchmarks.cases import attention, collectives, data_parallel, sharding, step
+from benchmarks.cases import attention, collectives, data_parallel, memory, sharding, step
 from benchmarks.cases.case import TIERS, Case, Prepared
 
 AREAS: dict[str, ModuleType] = {
-    module.AREA: module for module in (attention, step, collectives, data_parallel, sharding)
+    module.AREA: module for module in (attention, step, collectives, data_parallel, sharding, memory)
 }
 
 

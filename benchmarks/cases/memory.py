@@ -225,6 +225,16 @@ def check(policy: str, dtype: str, device: str) -> Check:
     return Check(error=0.0 if same else 1.0, budget=0.0)
 
 
+def with_neighbours(policies: list[str], config: Any, dtype: str, device: str) -> list[str]:
+    """The policies, and the planner's best group size with the sizes beside it where they are missing."""
+    from trainstep.memory.planner import best_group_size
+
+    cost = model_cost(config, dtype, device)
+    best, _ = best_group_size(config.n_layers, cost.block, [cost.embedding], [cost.head])
+    near = [f"groups-{size}" for size in (best - 1, best, best + 1) if 1 <= size <= config.n_layers]
+    return [*policies, *(name for name in near if name not in policies)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """What the planner says of a whole model.

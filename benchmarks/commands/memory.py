@@ -73,10 +73,13 @@ def memory(
         elif name == "plan":
             _plan(base.with_overrides(context_length=contexts[-1]), dtypes, policies, device)
         elif name == "checkpoint":
+            config = base.with_overrides(context_length=contexts[-1])
             cases = [
                 table.case(one, "forward_backward", preset, dtype=kind, batch=batch, context=contexts[-1])
                 for kind in dtypes
-                for one in policies
+                for one in (
+                    table.with_neighbours(policies, config, kind, device) if policy == "all" else policies
+                )
                 if device in table.ROWS[parse_policy(one).kind].devices
             ]
             _checkpoint(measured(cases, name), device)

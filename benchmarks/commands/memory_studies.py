@@ -273,7 +273,7 @@ def record_step(one: Case, device: str, folder: Path) -> Picture:
 
 def _record(one: Case, policy: str, device: str, folder: Path) -> Picture:
     from benchmarks.report.chart import file_name
-    from benchmarks.report.charts import memory_chart
+    from benchmarks.report.memory_charts import memory_chart
     from benchmarks.report.plots import save
     from trainstep.memory.snapshot import record_history, timeline
 

@@ -198,14 +198,14 @@ def _profile_rank(target: str, config: Any, dtype: str, device: str, trace: str)
     """On a rank: profile one data-parallel step; rank 0's trace is the one that stays."""
     import torch.distributed as dist
 
-    from benchmarks.cases.data_parallel import RankStep
+    from benchmarks.cases.rank_step import Plan, RankStep
     from benchmarks.measure.profile import profile_parts
 
-    step = RankStep(target, None, config, dtype, device)
+    step = RankStep(Plan(area="data_parallel", target=target, config=config, dtype=dtype, device=device))
     path = Path(trace) if dist.get_rank() == 0 else Path(trace).with_suffix(f".{dist.get_rank()}.json")
 
     def before() -> None:
-        step.optimizer.zero_grad(set_to_none=True)
+        step.reset_gradients()
         dist.barrier()
 
     try:

@@ -1,7 +1,7 @@
 """Memory cases: ids, predictions beside counted bytes, checks, and cells that do not reach into one
 another."""
 
-import gc
+import weakref
 
 import pytest
 import torch
@@ -134,13 +134,23 @@ def test_a_cells_peak_does_not_depend_on_the_cell_before_it(monkeypatch):
 
     honest = table.build
 
+    alive = []
+
     def out_of_memory(*arguments):
         step = honest(*arguments)
-        raise torch.OutOfMemoryError(f"Tried to allocate 20 bytes. {id(step)}")
+        alive.append(weakref.ref(step))
+        raise torch.OutOfMemoryError("Tried to allocate 20 bytes.")
 
     with monkeypatch.context() as patched:
         patched.setattr(table, "build", out_of_memory)
-        before = sum(isinstance(thing, table.steps.Step) for thing in gc.get_objects())
         assert measure(cell, "cpu", ONCE, table.prepare).status == "oom"
-        assert sum(isinstance(thing, table.steps.Step) for thing in gc.get_objects()) == before
+        assert alive[0]() is None
     assert peak() == alone
+
+
+def test_the_planners_choice_is_measured_with_its_neighbours():
+    config = get_model("toy", n_layers=6, context_length=16, vocab_size=100, batch_size=1)
+    names = table.with_neighbours(["none", "groups-1"], config, "fp32", "cpu")
+    assert names[:2] == ["none", "groups-1"]
+    assert len(names) == len(set(names)) >= 3
+    assert all(name.startswith("groups-") for name in names[2:])

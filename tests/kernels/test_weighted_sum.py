@@ -34,7 +34,7 @@ def layouts(shape, dtype, seed=0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (17, 33), (2, 3, 20), (40, 600), (7,), (1100, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (17, 33), (2, 3, 20), (40, 600), (7,), (300, 8)], ids=str)
 def test_matches_the_formula_in_every_layout(shape, dtype):
     for name, x in layouts(shape, dtype):
         weight = torch.randn(shape[-1], generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)

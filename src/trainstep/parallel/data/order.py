@@ -2,12 +2,13 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 
-def weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+def weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     """A hook that calls a bound method while its object lives.
 
     Autograd holds hooks from C++, where Python's garbage collector does not look: a hook that holds a wrapper, which
@@ -15,7 +16,7 @@ def weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], N
     """
     reference = weakref.WeakMethod(method)
 
-    def hook(parameter: torch.Tensor) -> None:
+    def hook(parameter: Any) -> None:
         call = reference()
         if call is not None:
             call(parameter)

@@ -53,6 +53,7 @@ class DataParallel(nn.Module):
         self._synchronizing = True
         self._launched = 0
         self._weight = 1.0 / dist.get_world_size(group)
+        self._averages = dist.get_backend(group) == "nccl"
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._known: list[tuple[nn.Parameter, bool]] | None = None
         self._trainable: list[nn.Parameter] = []
@@ -151,20 +152,29 @@ class DataParallel(nn.Module):
 
     def _all_reduce(self, tensor: Tensor) -> dist.Work:
         """Start the weighted sum of a contiguous `tensor` over ranks, in place."""
-        self._apply_weight(tensor)
-        return self._start(lambda: self._collective(tensor, dist.ReduceOp.SUM))
+        operation = self._weigh(tensor)
+        return self._start(lambda: self._collective(tensor, operation))
 
     def _reduce(self, tensor: Tensor, owner: int) -> dist.Work:
         """Start the weighted sum of a contiguous `tensor` on rank `owner`, in place; undefined elsewhere."""
-        self._apply_weight(tensor)
-        return self._start(lambda: dist.reduce(tensor, group=self._group, group_dst=owner, async_op=True))
+        operation = self._weigh(tensor)
+        return self._start(
+            lambda: dist.reduce(tensor, op=operation, group=self._group, group_dst=owner, async_op=True)
+        )
 
-    def _apply_weight(self, tensor: Tensor) -> None:
+    def _weigh(self, tensor: Tensor) -> Any:
+        """Weigh this rank's share in place; returns the operation that completes the weighted sum.
+
+        NCCL's average scales each share as it enters the sum: equal weights then cost no pass over memory.
+        """
         self._launched += 1
+        if self._averages and self._weight == 1.0 / dist.get_world_size(self._group):
+            return dist.ReduceOp.AVG
         if self._weight == 0:
             tensor.zero_()  # 0 * NaN would be NaN
         else:
             tensor.mul_(self._weight)
+        return dist.ReduceOp.SUM
 
     def _collective(self, tensor: Tensor, operation: Any) -> dist.Work:
         return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)

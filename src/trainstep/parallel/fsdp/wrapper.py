@@ -65,6 +65,10 @@ class FSDP(Flat):
         self.weights = self._shard(module, SHARDED_LAYERS + layer_classes, options.get("group"))
         self._by_shard = {id(weight.shard): weight for weight in self.weights}
         super().__init__(module, **options)
+        if self._replica_group is not None:
+            self._averages = (
+                False  # the weight is over all ranks, a reduce-scatter's average over a part of them
+            )
         for weight in self.weights:
             for layer in weight.layers:
                 layer.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -251,13 +255,13 @@ class FSDP(Flat):
 
     def _send(self, weight: ShardedWeight, gradient: Tensor | None) -> None:
         whole = weight.take_unsent(gradient)
-        self._apply_weight(whole)
+        operation = self._weigh(whole)
         self._note("reduce", weight)
         part = whole
 
         def launch() -> dist.Work:
             nonlocal part
-            part, work = start_reduce_scatter(whole, self._shard_group)
+            part, work = start_reduce_scatter(whole, self._shard_group, operation)
             return work
 
         work = self._start(launch)

@@ -110,13 +110,15 @@ def runs_here(target: str, device: str) -> None:
     )
 
 
-def _function(target: str, device: str, dtype: str = "fp32", **wanted: bool) -> Callable[..., Any]:
+def _function(
+    target: str, device: str, dtype: str = "fp32", head_dim: int | None = None, **wanted: bool
+) -> Callable[..., Any]:
     """The implementation, or NotImplementedError with the reason why it cannot do what is wanted here."""
     import torch
 
     row = ROWS[target]
     capability = torch.cuda.get_device_capability() if device == "cuda" else None
-    reason = row.refusal(device=device, dtype=dtype, capability=capability, **wanted)
+    reason = row.refusal(device=device, dtype=dtype, capability=capability, head_dim=head_dim, **wanted)
     if reason is not None:
         raise NotImplementedError(reason)
     if row.options.get("compile"):
@@ -144,6 +146,7 @@ def prepare(one: Case, device: str) -> Prepared:
         one.target,
         device,
         one.dtype,
+        shape["H"],
         grouped_query=shape["K"] < shape["N"],
         window="window" in shape,
         backward=one.phase != "forward",

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budget, compare
 from trainstep.attention.contract import Problem
 from trainstep.attention.hopper import function
+from trainstep.attention.registry import get_attention
 
 TESTED = triton.__version__ in function.TRITON and importlib.util.find_spec("triton.experimental.gluon")
 needs_tested_triton = pytest.mark.skipif(
@@ -357,3 +358,20 @@ def test_compiles_into_one_graph_and_refuses_double_backward() -> None:
 
 if __name__ == "__main__":
     compile_both(int(sys.argv[1]))
+
+
+def test_the_registry_row_says_what_the_function_takes():
+    row = get_attention("hopper")
+    assert row.triton_versions == function.TRITON
+    can = {
+        "device": "cuda",
+        "dtype": "bf16",
+        "capability": (9, 0),
+        "backward": True,
+        "lse": True,
+        "grouped_query": True,
+    }
+    if triton.__version__ in function.TRITON:
+        assert row.refusal(**can, head_dim=64) is None
+    assert "64, 128, not 80" in row.refusal(**can, head_dim=80)
+    assert "window" in row.refusal(**can, head_dim=64, window=True)

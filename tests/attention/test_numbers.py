@@ -143,7 +143,7 @@ def test_every_row_does_what_it_says(row, dtype, device):
     inputs = make_inputs(
         queries=40,
         keys=57,
-        width=32,
+        width=row.head_dims[0] if row.head_dims else 32,
         heads=(2, 4, 2 if row.grouped_query else 4),
         dtype=torch_dtype,
         device=device,

@@ -8,6 +8,7 @@ follow.
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 
@@ -28,6 +29,8 @@ class AttentionRow:
         backward: differentiable.
         lse: returns the log-sum-exp.
         capability: the exact CUDA compute capability it is written for, None for any.
+        head_dims: the head widths it is written for, None for any.
+        triton_versions: the exact Triton versions it was tested with, None for any or no Triton.
     """
 
     name: str
@@ -42,6 +45,8 @@ class AttentionRow:
     backward: bool = True
     lse: bool = True
     capability: tuple[int, int] | None = None
+    head_dims: tuple[int, ...] | None = None
+    triton_versions: tuple[str, ...] | None = None
 
     def refusal(
         self,
@@ -53,6 +58,7 @@ class AttentionRow:
         backward: bool = False,
         lse: bool = False,
         capability: tuple[int, int] | None = None,
+        head_dim: int | None = None,
     ) -> str | None:
         """One line that says why the row cannot do this, None when it can.
 
@@ -67,6 +73,10 @@ class AttentionRow:
             return f"{self.name} needs compute capability {self.capability[0]}.{self.capability[1]}"
         if dtype not in dtypes:
             return f"{self.name} does not take {dtype} on {device}"
+        if self.head_dims is not None and head_dim is not None and head_dim not in self.head_dims:
+            return f"{self.name} takes head widths {', '.join(map(str, self.head_dims))}, not {head_dim}"
+        if self.triton_versions is not None and (found := _triton_version()) not in self.triton_versions:
+            return f"{self.name} was tested with Triton {', '.join(self.triton_versions)}, not {found}"
         for wanted, able, what in (
             (grouped_query, self.grouped_query, "grouped-query heads"),
             (window, self.window, "a sliding window"),
@@ -75,6 +85,13 @@ class AttentionRow:
         ):
             if wanted and not able:
                 return f"{self.name} does not offer {what}"
+        return None
+
+
+def _triton_version() -> str | None:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
         return None
 
 
@@ -100,6 +117,16 @@ ATTENTION: tuple[AttentionRow, ...] = (
     AttentionRow(name="triton", target=_TRITON, devices=("cuda",)),
     AttentionRow(
         name="triton-tf32", target=_TRITON, options={"tf32": True}, devices=("cuda",), dtypes=("tf32",)
+    ),
+    AttentionRow(
+        name="hopper",
+        target="trainstep.attention.hopper.function:attention",
+        devices=("cuda",),
+        dtypes=("fp16", "bf16"),
+        window=False,
+        capability=(9, 0),
+        head_dims=(64, 128),
+        triton_versions=("3.6.0",),
     ),
     AttentionRow(
         name="sdpa-flash",

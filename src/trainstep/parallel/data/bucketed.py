@@ -32,7 +32,7 @@ def make_buckets(parameters: list[nn.Parameter], bucket_bytes: float) -> list[li
 
 
 class Bucketed(DataParallel):
-    """Copies gradients into flat buckets, all-reduces these and copies back.
+    """Copies gradients into flat buckets, all-reduces these and copies back; a bucket of one is reduced in place.
 
     Args:
         module: see `DataParallel`, as for the other options.
@@ -58,7 +58,8 @@ class Bucketed(DataParallel):
         self._order = OrderedUnits(self._buckets, self._launch, lambda: self._synchronizing)
 
     def _launch(self, index: int) -> None:
-        flat = pack([self._take(parameter) for parameter in self._buckets[index]])
+        gradients = [self._take(parameter) for parameter in self._buckets[index]]
+        flat = pack(gradients) if len(gradients) > 1 else gradients[0].view(-1)
         self._flying.append((flat, self._all_reduce(flat)))
 
     def _reduce_gradients(self) -> None:

@@ -148,7 +148,7 @@ class DataParallel(nn.Module):
         """Store a reduced gradient; where this rank has none, `_settle_missing` decides."""
         if parameter.grad is None:
             self._missing.append((parameter, reduced))
-        elif parameter.grad is not reduced:
+        elif parameter.grad.data_ptr() != reduced.data_ptr():  # else it was reduced in place
             parameter.grad.copy_(reduced)
 
     def _all_reduce(self, tensor: Tensor) -> dist.Work:

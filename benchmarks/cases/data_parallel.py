@@ -143,6 +143,17 @@ def communication_metrics(logged: list[dict[str, Any]]) -> dict[str, dict[str, A
     }
     if slowest["hidden"] is not None:
         found["hidden_share"] = {"value": slowest["hidden"], "unit": "1", "better": "higher"}
+    lanes = slowest["lanes"]
+    if lanes is not None and lanes["hidden"] is not None:
+        # From the profiler's trace: what the log says, seen from the device. Not compared between commits.
+        found["traced_hidden_share"] = {
+            "value": lanes["hidden"],
+            "unit": "1",
+            "better": None,
+            "communication_seconds": lanes["communication_seconds"],
+            "computation": lanes["computation"],
+            "communication": lanes["communication"],
+        }
     if peak := max(entry["peak"] for entry in logged):
         found["peak_memory"] = {"value": peak, "unit": "byte", "better": "lower"}
     return found

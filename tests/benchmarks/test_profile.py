@@ -132,6 +132,21 @@ def test_table_shares_and_split():
     assert (split.softmax_seconds, split.matmul_seconds, split.other_seconds) == (30e-6, 10e-6, 20e-6)
 
 
+def test_ranges_inside_attention_name_what_kernels_do_not():
+    trace = {
+        "traceEvents": [
+            event("user_annotation", "forward", 0, 100),
+            event("user_annotation", "attention softmax", 20, 10),
+            event("user_annotation", "attention scores", 40, 10),
+            *launched(1, "elementwise_kernel", 25, 100, 10),
+            *launched(2, "nvjet_tst_128x256", 45, 110, 5),
+            *launched(3, "nvjet_tst_128x256", 60, 120, 5),
+        ]
+    }
+    split = attention_split(kernels_of(trace))
+    assert (split.softmax_seconds, split.matmul_seconds, split.other_seconds) == (10e-6, 5e-6, 0)
+
+
 def test_answers_come_from_the_data():
     config = get_model("toy", context_length=16)
     said = "\n".join(answers(kernels_of(cuda_trace()), config))

@@ -188,6 +188,15 @@ def test_parameters_are_spread_by_size(ranks, numels, owned):
     assert all(values == pytest.approx([0.5]) for values in first[2])
 
 
+def test_no_rank_owns_more_than_its_part_and_one_parameter(pools):
+    numels = [int(n) for n in torch.randint(1, 2000, (40,), generator=torch.Generator().manual_seed(0))]
+    for size in (2, 3):
+        owned = pools(size).run(shares, numels)[0][0]
+        assert sum(owned) == sum(numels)
+        assert max(owned) <= sum(numels) / size + max(numels)
+        assert max(owned) <= 1.05 * sum(numels) / size  # the largest first evens out what is left
+
+
 def late_group():
     """A group added after a step, a closure, and zero_grad of either kind."""
     first, second = (nn.Parameter(torch.ones(4, device=rank_device())) for _ in range(2))

@@ -53,6 +53,7 @@ class DataParallel(nn.Module):
         self._synchronizing = True
         self._launched = 0
         self._weight = 1.0 / dist.get_world_size(group)
+        self._by_tokens = False  # alike on every rank, as the operation must be; a weight alone does not tell
         self._averages = dist.get_backend(group) == "nccl"
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._known: list[tuple[nn.Parameter, bool]] | None = None
@@ -110,7 +111,7 @@ class DataParallel(nn.Module):
         dist.all_reduce(total, group=self._group)
         if total.item() == 0:
             raise ValueError("no rank holds a token")
-        self._weight = tokens / total.item()
+        self._weight, self._by_tokens = tokens / total.item(), True
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
@@ -130,7 +131,7 @@ class DataParallel(nn.Module):
         self._settle_missing()
         if self._broadcast_buffers:
             self._broadcast(list(self.module.buffers()))
-        self._weight = 1.0 / dist.get_world_size(self._group)
+        self._weight, self._by_tokens = 1.0 / dist.get_world_size(self._group), False
         self._launched = 0
 
     # What variants are made of.
@@ -168,7 +169,7 @@ class DataParallel(nn.Module):
         NCCL's average scales each share as it enters the sum: equal weights then cost no pass over memory.
         """
         self._launched += 1
-        if self._averages and self._weight == 1.0 / dist.get_world_size(self._group):
+        if self._averages and not self._by_tokens:
             return dist.ReduceOp.AVG
         if self._weight == 0:
             tensor.zero_()  # 0 * NaN would be NaN

@@ -66,9 +66,8 @@ class FSDP(Flat):
         self._by_shard = {id(weight.shard): weight for weight in self.weights}
         super().__init__(module, **options)
         if self._replica_group is not None:
-            self._averages = (
-                False  # the weight is over all ranks, a reduce-scatter's average over a part of them
-            )
+            # The weight is over all ranks, a reduce-scatter's average over a part of them.
+            self._averages = False
         for weight in self.weights:
             for layer in weight.layers:
                 layer.register_forward_pre_hook(self._enter, with_kwargs=True)

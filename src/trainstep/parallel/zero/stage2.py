@@ -54,7 +54,7 @@ class ShardedGradients(DataParallel):
         for p in filter(self._owns, self._order):
             itself = weakref.ref(p)
             self._hooks.append(p.register_hook(lambda _, itself=itself: set_aside(itself())))
-        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._sums: dict[Tensor, Tensor] = {}
         self._delivered: set[int] = set()  # gradients of the last finish
         self._kept: set[int] = set()  # those of them to which a further backward adds
         self._present_here: set[int] = set()
@@ -75,7 +75,7 @@ class ShardedGradients(DataParallel):
         self._rounds = 0  # what accumulates needs a round of its own, if no later backward makes one
         return super().no_sync()
 
-    def _set_aside(self, parameter: nn.Parameter) -> None:
+    def _set_aside(self, parameter: Tensor) -> None:
         """Keep a finished gradient that was not cleared out of what this rank contributes next."""
         if id(parameter) in self._delivered:
             self._delivered.discard(id(parameter))

@@ -15,6 +15,9 @@ from benchmarks.measure.memory import PeakMeter, release, size_text
 AREA = "memory"
 # "inference" is a forward that saves nothing; the others are those of the step area.
 PHASES = ("inference", "forward", "forward_backward", "train_step")
+# Phases whose rows keep active memory over time.
+TIMELINE_PHASES = ("inference", "train_step")
+TIMELINE_POINTS = 600
 GROUP_SIZES = (1, 2, 4, 8, 16)
 # A block that saves more is not run on a CPU merely to predict what a model needs.
 LARGEST_CPU_BLOCK_BYTES = 2**30
@@ -178,6 +181,8 @@ def prepare(one: Case, device: str) -> Prepared:
         }
         if len(parts) > 1:
             found |= {f"peak_{name}": _bytes(peak, "lower") for name, peak in meter.peaks_bytes.items()}
+        if one.phase in TIMELINE_PHASES:
+            found["active_memory"] = active_memory(step, parts, device)
         block = step.model.blocks[0]
         gradients = [p.grad.untyped_storage().nbytes() for p in block.parameters() if p.grad is not None]
         if gradients:
@@ -198,6 +203,33 @@ def prepare(one: Case, device: str) -> Prepared:
         metrics=metrics,
         state="advances" if one.phase == "train_step" else "same",
     )
+
+
+def active_memory(
+    step: steps.Step, parts: list[tuple[str, Callable[[], None]]], device: str
+) -> dict[str, Any]:
+    """Active memory over one step as a metric: bytes in use, each from the same place of "seconds" on.
+
+    "phases" are (second at which one begins, name); "allocations" the largest, with the frame that made them.
+    """
+    from dataclasses import asdict
+
+    from trainstep.memory.snapshot import record_history, timeline
+
+    step.reset_gradients()
+    step.loss = None
+    with record_history(device, resident=resident(step)) as history:
+        for name, part in parts:
+            history.phase(name)
+            part()
+    seen = timeline(history.snapshot)
+    thin = seen.thinned(TIMELINE_POINTS)
+    return _bytes(seen.peak_bytes) | {
+        "seconds": [seconds for seconds, _ in thin],
+        "samples": [used for _, used in thin],
+        "phases": [list(phase) for phase in seen.phases],
+        "allocations": [asdict(allocation) for allocation in seen.allocations],
+    }
 
 
 def _bytes(value: float, better: str | None = None) -> dict[str, Any]:

@@ -252,8 +252,8 @@ class Picture:
 def record_step(one: Case, device: str, folder: Path) -> Picture:
     """Record the allocations of one step, as a snapshot for the viewer and as a picture.
 
-    A warm-up step comes first, so that optimizer state exists. A step that runs out of memory without checkpointing
-    is recorded with every block checkpointed instead.
+    A warm-up step comes first, so that optimizer state exists. A step that runs out of memory without
+    checkpointing is recorded with every block checkpointed instead.
 
     Raises:
         torch.OutOfMemoryError: it does not fit either way.

@@ -136,7 +136,7 @@ def _measure_cell(
         ]  # fmt: skip
         print_frame(f"{title}: {name}, {len(lines)} kernels", pandas.DataFrame(rows))
     said = answers(kernels, config, device)
-    off = off_ratio(parts, device=device, before=step.reset_gradients, rounds=5)
+    off = off_ratio(parts, device=device, before=step.reset_gradients, rounds=10)
     said.append(
         f"ranges that are switched off take {off.ratio:.3f} times the bare step; two bare series of "
         f"the same run differ by {off.noise:.3f}."

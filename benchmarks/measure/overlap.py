@@ -75,11 +75,13 @@ def _length(intervals: Iterable[Interval]) -> float:
 
 
 def overlap_of(trace: dict[str, Any]) -> Overlap:
-    """Lanes of a trace: NCCL kernels, or gloo's work on a CPU, against every other kernel or operation."""
+    """Lanes of a trace: NCCL kernels, or gloo's work on a CPU, against computing ones; copies are neither."""
     kernels = kernels_of(trace)
     communication = union((k.start_us, k.end_us) for k in kernels if k.kind == "communication")
     if any(kernel.lane.startswith("stream") for kernel in kernels):
-        computation = union((k.start_us, k.end_us) for k in kernels if k.kind != "communication")
+        computation = union(
+            (k.start_us, k.end_us) for k in kernels if k.kind not in ("communication", "copy")
+        )
     else:
         # Whole operations: a kernel's own time leaves out what its inner operations took, and does not say
         # when.

@@ -1,6 +1,7 @@
 """Memory cases: ids, predictions beside counted bytes, checks, and cells that do not reach into one
 another."""
 
+import json
 import weakref
 
 import pytest
@@ -115,6 +116,12 @@ def test_a_cell_as_the_runner_measures_it():
         values[f"peak_{name}"] for name in ("forward", "backward", "optimizer")
     )
     assert outcome.state == "advances"
+    kept = outcome.metrics["active_memory"]
+    assert len(kept["seconds"]) == len(kept["samples"]) <= table.TIMELINE_POINTS + 2
+    assert max(kept["samples"]) == kept["value"] == values["peak_memory"]
+    assert [name for _, name in kept["phases"]] == ["forward", "backward", "optimizer"]
+    assert len(kept["allocations"]) == 5
+    json.dumps(outcome.metrics, allow_nan=False)
 
 
 def test_offload_needs_a_device_besides_the_host():

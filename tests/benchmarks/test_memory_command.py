@@ -221,6 +221,36 @@ def test_nsys_that_is_not_there(capsys, monkeypatch):
     assert "nsys is not installed" in err
 
 
+def test_nsys_runs_the_captured_step(capsys, monkeypatch, tmp_path):
+    """A stand-in for nsys notes its options and runs the command behind them."""
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\nfor option; do case "$option" in profile|--*) echo "$option" >> "$NOTES"; shift;; *) break;; esac; '
+        'done\nexec "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    status, out, err = run(
+        capsys,
+        "profile",
+        "toy",
+        "--context",
+        "16",
+        "--nsys",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "reports",
+    )
+    assert status == 0, err
+    assert "toy-b4-s16-plain-train-step-fp32.nsys-rep" in out
+    options = (tmp_path / "notes").read_text().splitlines()
+    assert options[0] == "profile"
+    assert f"--output={tmp_path / 'reports' / 'toy-b4-s16-plain-train-step-fp32'}" in options
+
+
 def test_verdicts_of_a_sweep():
     gib = 2**30
     said = verdicts(

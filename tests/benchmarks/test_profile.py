@@ -72,7 +72,7 @@ def cuda_trace():
             event("cpu_op", "aten::mm", 110, 10, thread=2),
             *launched(6, "sm90_xmma_gemm_f32", 111, 1200, 80, thread=2),
             *launched(7, "ncclDevKernel_AllReduce_Sum_f32", 150, 1240, 60, thread=2, stream=9),
-            *launched(8, "Memcpy DtoD (Device -> Device)", 160, 1300, 5, cat="gpu_memcpy"),
+            *launched(8, "Memcpy DtoD (Device -> Device)", 160, 1285, 20, cat="gpu_memcpy"),
             event("kernel", "orphan", 1400, 1, stream=7),
         ]
     }
@@ -130,6 +130,21 @@ def test_table_shares_and_split():
     assert shares(kernels, ["optimizer"]) == {}
     split = attention_split(kernels)
     assert (split.softmax_seconds, split.matmul_seconds, split.other_seconds) == (30e-6, 10e-6, 20e-6)
+
+
+def test_ranges_inside_attention_name_what_kernels_do_not():
+    trace = {
+        "traceEvents": [
+            event("user_annotation", "forward", 0, 100),
+            event("user_annotation", "attention softmax", 20, 10),
+            event("user_annotation", "attention scores", 40, 10),
+            *launched(1, "elementwise_kernel", 25, 100, 10),
+            *launched(2, "nvjet_tst_128x256", 45, 110, 5),
+            *launched(3, "nvjet_tst_128x256", 60, 120, 5),
+        ]
+    }
+    split = attention_split(kernels_of(trace))
+    assert (split.softmax_seconds, split.matmul_seconds, split.other_seconds) == (10e-6, 5e-6, 0)
 
 
 def test_answers_come_from_the_data():
@@ -282,7 +297,7 @@ def test_hidden_share(computation, communication, share):
 
 
 def test_overlap_of_a_device_trace():
-    """All-reduce from 1240 to 1300: products run until 1280, the copy begins at 1300."""
+    """All-reduce from 1240 to 1300: products run until 1280, and the copy from 1285 on computes nothing."""
     assert overlap_of(cuda_trace()).hidden_share == pytest.approx(40 / 60)
 
 

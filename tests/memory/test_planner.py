@@ -165,3 +165,12 @@ def test_live_bytes_counts_births_and_deaths():
         assert live.peak_bytes == 400
         del z
     assert live.live_bytes == 0
+
+
+def test_live_bytes_of_one_device_leave_out_the_others():
+    with LiveBytes("meta") as live:
+        here, there = torch.ones(100), torch.empty(10, device="meta")
+        assert live.live_bytes == there.nbytes
+        del there
+        assert live.live_bytes == 0
+    del here

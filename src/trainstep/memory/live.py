@@ -22,8 +22,10 @@ class LiveBytes(TorchDispatchMode):
         peak_bytes: the most since the start or the last `reset_peak`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | None = None) -> None:
+        """`device`: count storages of this device type only ("cuda" leaves out copies on the host); None: all."""
         super().__init__()
+        self.device = device
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
@@ -51,13 +53,14 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._sizes:
+        if storage in self._sizes or (self.device is not None and storage.device.type != self.device):
             return
         size = storage.nbytes()
         self._sizes[storage] = size
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._forget, size, self._born(size))
+        # Not at the interpreter's exit: what is alive then has not died.
+        weakref.finalize(storage, self._forget, size, self._born(size)).atexit = False
 
     def _forget(self, size: int, token: Any) -> None:
         self.live_bytes -= size

@@ -74,7 +74,7 @@ def measure_block(
     plain, plain_flops = under("none")
     selective, selective_flops = under("selective")
     boundary = storage_bytes(x)
-    with region(), LiveBytes() as live:
+    with region(), LiveBytes(x.device.type) as live:
         live.ignore(x)
         y = checkpointing.run([block], x, *args, policy="every-block")
         casts = live.live_bytes - storage_bytes(y)
@@ -87,7 +87,7 @@ def measure_block(
         selective=replace(
             selective, recomputed_flops=selective_flops - plain_flops, forward_only_bytes=casts
         ),
-        offload=under("offload")[0] if x.is_cuda else None,
+        offload=replace(under("offload")[0], forward_only_bytes=casts) if x.is_cuda else None,
     )
 
 
@@ -95,7 +95,7 @@ def unsaved_peak_bytes(
     function: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, region: Region = nullcontext
 ) -> int:
     """Most bytes alive in a forward that saves nothing, input and output included."""
-    with torch.no_grad(), region(), LiveBytes() as live:
+    with torch.no_grad(), region(), LiveBytes(x.device.type) as live:
         live.ignore(x)
         function(x, *args)
         return live.peak_bytes + storage_bytes(x)
@@ -117,7 +117,7 @@ def _measure(
     x = x.detach().requires_grad_(x.is_floating_point())
     boundary = storage_bytes(x)
     try:
-        with LiveBytes() as live:
+        with LiveBytes(x.device.type) as live:
             live.ignore(x)
             with region():
                 y = function(x, *args)

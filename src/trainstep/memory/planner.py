@@ -153,7 +153,12 @@ def assume_offload(block: BlockCost) -> BlockCost:
     While it runs it needs at most what it needs plainly: in forward without keeping, in backward all brought
     back at once.
     """
-    unit = replace(block.plain, kept_bytes=0, forward_peak_bytes=block.unsaved_peak_bytes)
+    unit = replace(
+        block.plain,
+        kept_bytes=0,
+        forward_peak_bytes=block.unsaved_peak_bytes,
+        forward_only_bytes=block.cast_bytes,
+    )
     return replace(block, offload=unit)
 
 

@@ -206,7 +206,7 @@ class Step:
     def parts(self, phase: str) -> list[tuple[str, Callable[[], None]]]:
         """The named parts that a mode runs, in order."""
         every = [("forward", self.forward), ("backward", self.backward), ("optimizer", self.update)]
-        return every[: PHASES.index(phase) + 1]
+        return [(name, _ranged(name, part)) for name, part in every[: PHASES.index(phase) + 1]]
 
     def capture(self, phase: str) -> Callable[[], None]:
         """The mode as one CUDA graph; returns its replay.
@@ -233,6 +233,17 @@ class Step:
         with torch.cuda.graph(graph):
             run()
         return graph.replay
+
+
+def _ranged(name: str, part: Callable[[], None]) -> Callable[[], None]:
+    """The part in an NVTX range of its name, which costs nothing while ranges are off."""
+    from trainstep import ranges
+
+    def run() -> None:
+        with ranges.annotate(name):
+            part()
+
+    return run
 
 
 def prepare(one: Case, device: str) -> Prepared:

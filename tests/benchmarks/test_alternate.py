@@ -87,6 +87,7 @@ def test_nothing_is_left_in_the_repository(repository):
     root, commits = repository
     from benchmarks.measure.provenance import git
 
+    (root / ".git" / "info" / "exclude").write_text("__pycache__/\n")  # as this repository's .gitignore does
     before = git(root, "status", "--porcelain"), git(root, "worktree", "list")
     alternate(root, commits[:1], [CASE], processes=1)
     assert (git(root, "status", "--porcelain"), git(root, "worktree", "list")) == before

@@ -68,7 +68,8 @@ def prepare(
     Raises:
         ValueError: with one sentence that names the argument and its value.
     """
-    if torch.is_autocast_enabled(q.device.type):
+    # Asking about a device type without autocast (meta) is an error of its own.
+    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
         # As torch's own attention does; autocast leaves float64 alone.
         low = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(low) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))

@@ -16,6 +16,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # A stranger's timings never join a published series: only --machine writes outside results/local. A storage
     # named on the command line is left alone.
+    if hasattr(config.option, "benchmark_save_data"):
+        config.option.benchmark_save_data = True  # a median without its samples cannot be judged
     if config.getoption("benchmark_storage", None) == "file://./.benchmarks":
         place = "pytest-benchmark" if config.getoption("machine") else "local/pytest-benchmark"
         config.option.benchmark_storage = f"file://{Path(config.rootpath) / 'results' / place}"

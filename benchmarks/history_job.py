@@ -21,7 +21,9 @@ from benchmarks.measure.record import write_atomically
 LOCAL = ROOT / "results" / "local"
 SITE = ROOT / "results" / "html" / "asv"
 # Small cases whose setup needs no compiler.
-HISTORY_CASES = r"bench_step.*'plain'.*toy|bench_attention.*'(reference|tiled|sdpa-math)'.*S256"
+HISTORY_CASES = (
+    r"bench_step.*'plain'.*toy|bench_attention.ForwardBackward.*'(reference|tiled|sdpa-math)'.*S256"
+)
 
 
 def local_config() -> Path:
@@ -52,9 +54,26 @@ def result_files(commit: str) -> list[Path]:
 
 
 def asv(config: Path, command: str, *arguments: str, environment: dict[str, str] | None = None) -> int:
-    """Run an asv command on the local configuration; returns its exit status."""
+    """Run an asv command on the local configuration; returns its exit status.
+
+    asv prints a line for each of its parameter combinations, most of which no case has: its output goes to
+    results/local/asv.log, and is shown only when it fails.
+    """
     words = [sys.executable, "-m", "asv", command, "--config", str(config), *arguments]
-    return subprocess.run(words, cwd=ROOT, check=False, env=os.environ | (environment or {})).returncode
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        check=False,
+        env=os.environ | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with (LOCAL / "asv.log").open("a") as log:
+        log.write(done.stdout)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+    return done.returncode
 
 
 def measure_history(count: int) -> list[str]:
@@ -69,6 +88,7 @@ def measure_history(count: int) -> list[str]:
     for commit in commits:
         if result_files(commit):
             continue
+        print(f"asv: {commit[:10]}", flush=True)
         with tempfile.TemporaryDirectory(prefix="trainstep-history-") as scratch:
             source = unpack_source(ROOT, commit, Path(scratch))
             asv(

@@ -7,6 +7,9 @@ what the ruler measured. asv knows only "lower is better": it gets seconds, and 
 from itertools import product
 from typing import Any, ClassVar
 
+# asv forks each benchmark from a server that has imported the suite: with torch here, once, and not in every process.
+import torch
+
 from benchmarks import cases as tables
 from benchmarks.cases.case import TIERS, Case, Prepared
 from benchmarks.measure.sampling import Policy, take_samples
@@ -25,8 +28,6 @@ def asv_name(case: Case) -> tuple[str, tuple[str, str]]:
 
 def default_device() -> str:
     """ "cuda" where there is one, else "cpu"."""
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

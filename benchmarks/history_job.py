@@ -93,7 +93,7 @@ def measure_history(count: int) -> list[str]:
             source = unpack_source(ROOT, commit, Path(scratch))
             asv(
                 config, "run", "-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", "local",
-                "--record-samples", "--bench", HISTORY_CASES,
+                "--record-samples", "--launch-method", "forkserver", "--bench", HISTORY_CASES,
                 environment={"ASV_PYTHONPATH": str(source)},
             )  # fmt: skip
     return [commit for commit in commits if result_files(commit)]

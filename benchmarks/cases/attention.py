@@ -219,7 +219,13 @@ def check(
     """
     import torch
 
-    from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budget, largest_error
+    from benchmarks.measure.error_budget import (
+        GRADIENT_FACTOR,
+        OUTPUT_FACTOR,
+        attention_terms,
+        budget,
+        largest_error,
+    )
     from trainstep.specs.dtype import get_dtype
 
     dtype = getattr(torch, get_dtype(dtype_name).torch_name)
@@ -247,8 +253,12 @@ def check(
     exact = results(reference, torch.float64)
     plain = results(reference, dtype)
     ours = results(_function(target, device, dtype_name), dtype)
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place[None, :]  # query - key
+    seen = (distance >= 0) & (distance < (window or length)) if mask == "causal" else distance > -length
+    terms = attention_terms(q, k, v, upstream, seen=seen, scale=head_dim**-0.5)
     shares = []
     for index, (got, near, truth) in enumerate(zip(ours, plain, exact, strict=True)):
-        allowed = budget(near, truth, GRADIENT_FACTOR if index else OUTPUT_FACTOR, truth)
+        allowed = budget(near, truth, GRADIENT_FACTOR if index else OUTPUT_FACTOR, terms[index])
         shares.append(largest_error(got, truth) / allowed)
     return Check(error=max(shares, key=lambda share: (share != share, share)), budget=1.0)

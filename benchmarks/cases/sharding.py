@@ -74,7 +74,15 @@ def _memory_metrics(one: Case, device: str) -> dict[str, dict[str, Any]]:
 
     config = get_model(one.shape["preset"], batch_size=one.shape["B"], context_length=one.shape["S"])
     plan = rank_step.Plan(area=AREA, target=one.target, config=config, dtype=one.dtype, device=device)
-    held = on_ranks(one.world_size, device, rank_step.memory, one.id, plan, timeout_seconds=120, name=one.id)
+    held = on_ranks(
+        one.world_size,
+        device,
+        rank_step.memory,
+        one.id,
+        plan,
+        timeout_seconds=data_parallel.TIMEOUT_SECONDS,
+        name=one.id,
+    )
     precision = "fp32" if get_dtype(one.dtype).torch_name == "float32" else "bf16"
     predicted = predicted_by_phase(config, precision, zero_stage=ROWS[one.target].stage, ranks=one.world_size)
     return {

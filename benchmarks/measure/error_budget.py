@@ -47,3 +47,44 @@ def budget(
 def compare(actual: "torch.Tensor", exact: "torch.Tensor", allowed: float) -> Check:
     """The error of `actual` beside what is allowed; a NaN makes the check red."""
     return Check(error=largest_error(actual, exact), budget=allowed)
+
+
+def attention_terms(
+    q: "torch.Tensor",
+    k: "torch.Tensor",
+    v: "torch.Tensor",
+    d_out: "torch.Tensor",
+    *,
+    seen: "torch.Tensor",
+    scale: float,
+    d_lse: "torch.Tensor | None" = None,
+) -> tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]:
+    """For attention's output and gradients the sum of the absolute values of the terms that each adds up.
+
+    Args:
+        q, d_out: [B, N, S, H].
+        k, v: [B, K, T, H].
+        seen: [S, T], which keys a query sees.
+        scale: of the scores.
+        d_lse: [B, N, S], gradient of the log-sum-exp, if it has one.
+
+    Returns:
+        In float64: for out and dq [B, N, S, H], for dk and dv [B, K, T, H].
+    """
+    q, k, v, d_out = (x.detach().double() for x in (q, k, v, d_out))
+    group = q.shape[1] // k.shape[1]
+    key_shape = (k.shape[0], k.shape[1], group, *k.shape[2:])
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    p = ((q @ k.mT) * scale).masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)
+    dp = d_out.abs() @ v.abs().mT
+    delta = (p * dp).sum(-1, keepdim=True)
+    if d_lse is not None:
+        delta = delta + d_lse.detach().double().abs().unsqueeze(-1)
+    ds = p * (dp + delta)
+    dk, dv = ds.mT @ q.abs() * scale, p.mT @ d_out.abs()
+    return (
+        p @ v.abs(),
+        ds @ k.abs() * scale,
+        dk.reshape(key_shape).sum(2),
+        dv.reshape(key_shape).sum(2),
+    )

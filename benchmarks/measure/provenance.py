@@ -186,7 +186,8 @@ def environment(device: str) -> dict[str, Any]:
         cores = os.cpu_count() or 1
     env: dict[str, Any] = {
         "device": device,
-        "os": f"{platform.system()} {platform.release()}",
+        # The first two numbers: what follows them in a release is the builder's own.
+        "os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "arch": platform.machine(),
         "python": platform.python_version(),
         "cpu": cpu_name(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.report import charts, memory_charts, tables
+from benchmarks.report import charts, lane_charts, memory_charts, tables
 from benchmarks.report.chart import Chart
 from benchmarks.report.facts import Facts, contexts
 from benchmarks.report.html import join, tag
@@ -72,8 +72,12 @@ def _drawn(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
     if name == "policies":
         return memory_charts.policy_charts(chosen)
     if name == "sharding":
-        return [*charts.parallel_charts(chosen), *memory_charts.component_charts(chosen)]
-    return charts.parallel_charts(chosen)
+        return [
+            *charts.parallel_charts(chosen),
+            *memory_charts.component_charts(chosen),
+            *lane_charts.lane_charts(chosen),
+        ]
+    return [*charts.parallel_charts(chosen), *lane_charts.lane_charts(chosen)]
 
 
 def _tabulated(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[tuple[str, str, "DataFrame"]]:

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budget, compare
+from benchmarks.measure.error_budget import (
+    GRADIENT_FACTOR,
+    OUTPUT_FACTOR,
+    attention_terms,
+    budget,
+    compare,
+)
 from trainstep.attention.masks import Mask
 from trainstep.attention.reference import attention as reference
 
@@ -133,23 +139,12 @@ def mask_of(inputs: Inputs, options: dict[str, Any]) -> Mask:
 def summed_terms(inputs: Inputs, **options: Any) -> Answer:
     """For every result the sum of the absolute values of the terms it adds up, in float64."""
     q, k, v, d_out, d_lse = inputs.to(torch.float64)
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scale = options.get("scale") or q.shape[-1] ** -0.5
     seen = mask_of(inputs, options).visible(q.shape[2], k.shape[2], device=q.device)
-    scores = ((q @ k.mT) * scale).masked_fill(~seen, float("-inf"))
-    p = torch.softmax(scores, -1).nan_to_num(0.0)
-    score_terms = ((q.abs() @ k.abs().mT) * scale).masked_fill(~seen, 0.0)
-    dp = d_out.abs() @ v.abs().mT
-    delta = (p * dp).sum(-1, keepdim=True)
-    if d_lse is not None:
-        delta = delta + d_lse.abs().unsqueeze(-1)
-    ds = p * (dp + delta)
-    out = p @ v.abs()
-    lse = score_terms.amax(-1)
-    dq, dk, dv = ds @ k.abs() * scale, ds.mT @ q.abs() * scale, p.mT @ d_out.abs()
-    shared = (k.shape[0], -1, group, *k.shape[2:])
-    return Answer(out, lse, dq, dk.reshape(shared).sum(2), dv.reshape(shared).sum(2))
+    out, dq, dk, dv = attention_terms(q, k, v, d_out, seen=seen, scale=scale, d_lse=d_lse)
+    every_key = k.abs().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    lse = ((q.abs() @ every_key.mT) * scale).masked_fill(~seen, 0.0).amax(-1)
+    return Answer(out, lse, dq, dk, dv)
 
 
 def check(function: Callable[..., Any], inputs: Inputs, **options: Any) -> Answer:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.report.chart import Axis, Chart, Point, Series, file_name
 from benchmarks.report.facts import Facts, contexts
 
-_LANES = (("computation", 1.0), ("communication", -1.0))
+# Both areas start at the bottom: the lower one stays visible inside the higher.
+_LANES = (("computation", 2.0), ("communication", 1.0))
 
 
 def lane_charts(facts: Sequence[Facts]) -> list[Chart]:
@@ -21,7 +22,7 @@ def lane_charts(facts: Sequence[Facts]) -> list[Chart]:
                 title=f"{fact.target}: {entry['value']:.1%} of the communication hidden ({fact.parameters})",
                 kind="line",
                 x=Axis(label="ms of one step on rank 0, from the profiler's trace"),
-                y=Axis(label="computing above, communicating below"),
+                y=Axis(label="2: computing, 1: communicating", zero=True),
                 series=tuple(
                     Series(name=name, points=tuple(_steps(entry[name], height)), color=color, fill=True)
                     for color, (name, height) in enumerate(_LANES)

@@ -11,14 +11,14 @@ def traced(**more):
     return {"traced_hidden_share": {"value": 0.75, "unit": "1", "better": None, **more}}
 
 
-def test_lanes_are_square_waves_above_and_below_zero():
+def test_lanes_are_square_waves():
     metrics = traced(computation=[[0.0, 0.004], [0.005, 0.006]], communication=[[0.001, 0.002]])
     (chart,) = lane_charts([facts_of(row(CASE, 0.01, metrics=metrics))])
-    above, below = chart.series
-    assert [(p.x, p.y) for p in above.points] == [
-        (0, 0), (0, 1), (4, 1), (4, 0), (5, 0), (5, 1), (6, 1), (6, 0),
+    computing, communicating = chart.series
+    assert [(p.x, p.y) for p in computing.points] == [
+        (0, 0), (0, 2), (4, 2), (4, 0), (5, 0), (5, 2), (6, 2), (6, 0),
     ]  # fmt: skip
-    assert [(p.x, p.y) for p in below.points] == [(1, 0), (1, -1), (2, -1), (2, 0)]
+    assert [(p.x, p.y) for p in communicating.points] == [(1, 0), (1, 1), (2, 1), (2, 0)]
     assert "75.0%" in chart.title
 
 

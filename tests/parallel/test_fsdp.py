@@ -1,16 +1,14 @@
-"""Fully sharded: one process's result, whole weights only in use, state that reloads anywhere."""
+"""Fully sharded: one process's result, in float32 and with a compute dtype."""
 
 import contextlib
 import copy
-import os
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp_models import KINDS, MODELS, Checkpointed, only_shards, optimizer_of
 from parallel_models import (
     Toy,
-    Uneven,
     batch_of,
     bit_equal,
     build,
@@ -19,78 +17,11 @@ from parallel_models import (
     reference_step,
 )
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
 from training_budget import Path, norms_outside_budget, outside_budget
 
-from trainstep.model.transformer import TransformerLM
-from trainstep.parallel import agreement
-from trainstep.parallel.fsdp import FSDP, state
+from trainstep.parallel.fsdp import FSDP
 from trainstep.parallel.launch import rank_device
 from trainstep.parallel.mesh import replicate_and_shard
-from trainstep.specs.model import get_model
-
-KINDS = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": False}),
-    "adamw": (torch.optim.AdamW, {"lr": 0.02, "foreach": False}),
-}
-
-
-class Checkpointed(nn.Module):
-    """Blocks recomputed in backward."""
-
-    def __init__(self, recompute=True):
-        super().__init__()
-        self.recompute = recompute
-        self.embedding = nn.Embedding(11, 6)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)) for _ in range(3)
-        )
-        self.head = nn.Linear(6, 11)
-
-    def forward(self, tokens):
-        """Logits of the next token."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = x + (checkpoint(block, x, use_reentrant=False) if self.recompute else block(x))
-        return self.head(x)
-
-
-def toy_transformer():
-    """The toy preset, tied and with a small vocabulary."""
-    return TransformerLM(get_model("toy", vocab_size=11, context_length=6, tie_embeddings=True))
-
-
-MODELS = {"toy": Toy, "uneven": Uneven, "checkpointed": Checkpointed, "transformer": toy_transformer}
-
-
-def groups_of(named):
-    """Two groups with parameters interleaved."""
-    trainable = [p for _, p in named if p.requires_grad]
-    return [
-        {"params": trainable[::2], "weight_decay": 0.1},
-        {"params": trainable[1::2], "weight_decay": 0.0},
-    ]
-
-
-def optimizer_of(model, kind):
-    """An optimizer over a model, wrapped or not, with the same groups."""
-    optimizer_cls, options = KINDS[kind]
-    module = model.module if isinstance(model, FSDP) else model
-    return optimizer_cls(groups_of(module.named_parameters()), **options)
-
-
-def only_shards(fsdp):
-    """Whether nothing but shards is left: every weight's memory is this rank's share."""
-    for weight in fsdp.weights:
-        size = dist.get_world_size()
-        assert weight.shard.numel() <= -(-weight.numel // size)
-        assert weight.shard.untyped_storage().nbytes() == weight.shard.numel() * weight.shard.element_size()
-        assert weight._full is None and weight._arriving is None
-        for layer in weight.layers:
-            assert "weight" not in layer.__dict__ and layer.weight is weight.shard
-    return not fsdp._whole
-
 
 STEPS = 3
 
@@ -249,166 +180,6 @@ def test_a_mesh_of_replicas_and_shards(pools, size, shape):
         assert result["outside"] == []
 
 
-# What is whole, and when.
-
-
-class Failing(Toy):
-    """Raises between its layers when told to."""
-
-    fail = False
-
-    def forward(self, tokens):
-        """Logits, or an exception after the first layers."""
-        x = self.first(self.embedding(tokens))
-        if self.fail:
-            raise ArithmeticError("in the middle")
-        return self.head(self.second(x))
-
-
-def returns_to_shards():
-    """After no-grad passes, after exceptions, after backward; and it still trains."""
-    fsdp = FSDP(build(make=Failing))
-    tokens = batch_of(0, 0)
-    with torch.no_grad():
-        fsdp(tokens)
-    assert only_shards(fsdp)
-    for _ in range(2):
-        fsdp.module.fail = True
-        with pytest.raises(ArithmeticError):
-            fsdp(tokens)
-        assert only_shards(fsdp)
-        fsdp.module.fail = False
-        loss = loss_of(fsdp, tokens)
-        assert only_shards(fsdp)
-        loss.backward()
-        fsdp.finish_gradient_synchronization()
-        assert only_shards(fsdp)
-    plain = build(make=Failing)
-    loss_of(plain, tokens).backward()
-    # Two backwards without zero_grad, of the same batch on every rank.
-    used = 0
-    for weight in fsdp.weights:
-        gradient = plain.get_parameter(weight.name).grad
-        if gradient is not None:
-            used += 1
-            assert torch.equal(weight.shard.grad, weight.cut(2 * gradient))
-    assert used == 3
-
-
-def test_only_shards_are_left_after_every_pass(ranks):
-    ranks.run(returns_to_shards)
-
-
-def remember_gathers(fsdp):
-    """A list to which each later gather adds its storage, as a reference that keeps nothing alive."""
-    storages = []
-    for weight in fsdp.weights:
-        gather = weight._all_gather
-
-        def remembering(part, gather=gather):
-            whole, work = gather(part)
-            storages.append(StorageWeakRef(whole.untyped_storage()))
-            return whole, work
-
-        weight._all_gather = remembering
-    return storages
-
-
-def alive(storages):
-    """How many there were, and how many still are.
-
-    A thread of gloo lets go of a collective's tensors shortly after the collective is done: it gets a second.
-    """
-    end = time.monotonic() + 1.0
-    while (left := sum(not storage.expired() for storage in storages)) and time.monotonic() < end:
-        os.sched_yield()
-    return len(storages), left
-
-
-def gathered_memory_dies():
-    """Storages of gathered weights that outlive forward (with its graph) and backward."""
-    model = build(make=Checkpointed)
-    model.recompute = False
-    fsdp = FSDP(model)
-    storages = remember_gathers(fsdp)
-    loss = loss_of(fsdp, batch_of(0, 0))
-    after_forward = alive(storages)
-    loss.backward()
-    fsdp.finish_gradient_synchronization()
-    return after_forward, alive(storages)
-
-
-def test_autograd_does_not_keep_gathered_weights(ranks):
-    # Embedding, six linears and the head; all but the embedding again for backward.
-    assert ranks.run(gathered_memory_dies) == [((8, 0), (15, 0))] * 2
-
-
-def gathered_memory_dies_without_backward():
-    """Storages of gathered weights that outlive a pass without gradients, and one that raises."""
-    fsdp = FSDP(build(make=Failing))
-    storages = remember_gathers(fsdp)
-    with torch.no_grad():
-        logits = fsdp(batch_of(0, 0))
-    after_no_grad = alive(storages)
-    assert torch.isfinite(logits).all()  # the result outlives the weights
-    storages.clear()
-    fsdp.module.fail = True
-    with pytest.raises(ArithmeticError):
-        fsdp(batch_of(0, 0))
-    return after_no_grad, alive(storages)
-
-
-def test_no_grad_passes_and_exceptions_leave_no_gathered_memory(pools):
-    for size in (2, 3):
-        for (all_of_pass, after_pass), (before_raising, after_raising) in pools(size).run(
-            gathered_memory_dies_without_backward
-        ):
-            assert all_of_pass >= 3 and before_raising >= 2  # embedding (the head too) and two linears
-            assert (after_pass, after_raising) == (0, 0)
-
-
-def peak_of_whole_weights():
-    """The order of events over two steps, and the most weights that were whole at once."""
-    torch.manual_seed(0)
-    fsdp = FSDP(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6))).to(rank_device()))
-    most = 0
-    gather = fsdp._gather
-
-    def counting(weight):
-        nonlocal most
-        gather(weight)
-        most = max(most, len(fsdp._whole))
-
-    fsdp._gather = counting
-    orders = []
-    for _ in range(2):
-        fsdp.events = []
-        fsdp(torch.randn(4, 8, device=rank_device())).square().sum().backward()
-        fsdp.finish_gradient_synchronization()
-        orders.append([(what, int(name.split(".")[0])) for _, what, name in fsdp.events])
-    return orders, most
-
-
-def test_gathers_run_two_layers_ahead(ranks):
-    for orders, most in ranks.run(peak_of_whole_weights):
-        assert most == 3
-        for order in orders:
-            assert order[:3] == [("gather", 0), ("gather", 1), ("forward", 0)]
-            for layer in range(4):
-                done = order.index(("done", layer))
-                assert order[done + 1] == ("gather", layer + 2)
-                assert order.index(("forward", layer + 1)) > done + 1
-        # The second backward knows the order of the first; the input needs no gradient, so layer 0 no weight.
-        backward = orders[1][orders[1].index(("done", 5)) + 1 :]
-        assert backward[:4] == [("gather", 5), ("gather", 4), ("gather", 3), ("backward", 5)]
-        for layer in range(5, 2, -1):
-            assert (
-                backward.index(("gather", layer - 2)) < backward.index(("backward", layer - 1)) or layer == 3
-            )
-        assert [what for what in backward if what[0] == "reduce"] == [("reduce", n) for n in range(5, -1, -1)]
-        assert ("gather", 0) not in backward
-
-
 class Branching(nn.Module):
     """Layers in an order that the input decides."""
 
@@ -520,133 +291,6 @@ def large_half_gradients():
 
 def test_half_precision_gradients_do_not_overflow(ranks):
     assert ranks.run(large_half_gradients) == [[40000.0] * 2] * 2
-
-
-# State dicts.
-
-
-def go_on(fsdp, optimizer, start, stop):
-    """Train, every rank with the same batch, so that the number of ranks does not matter."""
-    for step in range(start, stop):
-        optimizer.zero_grad()
-        loss_of(fsdp, batch_of(0, step, vocabulary=101)).backward()
-        fsdp.finish_gradient_synchronization()
-        optimizer.step()
-
-
-def save(steps=3):
-    """Train and save in full and in parts."""
-    fsdp = FSDP(build(make=Uneven))
-    optimizer = optimizer_of(fsdp, "adamw")
-    go_on(fsdp, optimizer, 0, steps)
-    return {
-        "model": fsdp.state_dict(),
-        "optimizer": state.full_optimizer_state_dict(fsdp, optimizer),
-        "model_part": state.sharded_state_dict(fsdp),
-        "optimizer_part": state.sharded_optimizer_state_dict(fsdp, optimizer),
-    }
-
-
-def resume(saved, start=3, stop=6):
-    """Load what was saved in full and go on."""
-    fsdp = FSDP(build(seed=9, make=Uneven))
-    optimizer = optimizer_of(fsdp, "adamw")
-    missing = fsdp.load_state_dict(saved["model"])
-    assert not missing.missing_keys and not missing.unexpected_keys
-    state.load_full_optimizer_state_dict(fsdp, optimizer, saved["optimizer"])
-    go_on(fsdp, optimizer, start, stop)
-    return {"model": fsdp.state_dict(), "optimizer": state.full_optimizer_state_dict(fsdp, optimizer)}
-
-
-def save_alone(dtype, steps=6):
-    """One process unwrapped: the states, and the path with the optimizer's state."""
-    model = build(make=Uneven).to(dtype)
-    optimizer = optimizer_of(model, "adamw")
-    path = Path(model, optimizer)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(0, step, vocabulary=101)).backward()
-        optimizer.step()
-        path.advance()
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path.finish()
-
-
-def shapes_of(saved):
-    """Names and shapes of everything in a saved pair of states."""
-    model = {name: tuple(value.shape) for name, value in saved["model"].items()}
-    optimizer = {
-        (index, key): tuple(value.shape)
-        for index, values in saved["optimizer"]["state"].items()
-        for key, value in values.items()
-    }
-    return model, optimizer
-
-
-def flat(saved):
-    """A saved pair of states by name, and by (parameter's index, key)."""
-    values = dict(saved["model"])
-    for index, kept in saved["optimizer"]["state"].items():
-        values |= {(index, key): value for key, value in kept.items()}
-    return values
-
-
-def test_saved_at_two_ranks_goes_on_at_one_and_three_and_back(pools):
-    saved = pools(2).run(save)
-    (alone, plain), (_, exact) = (pools(1).run(save_alone, d)[0] for d in (torch.float32, torch.float64))
-    assert shapes_of(saved[0]) == shapes_of(alone)
-    assert bit_equal(flat(saved[0]), flat(saved[1]))
-    uninterrupted = flat(pools(2).run(save, 6)[0])
-    assert bit_equal(uninterrupted, plain.values)
-    # With the same batch everywhere the mean over two ranks is exact; over three it may round.
-    for size in (1, 2):
-        assert bit_equal(flat(pools(size).run(resume, saved[0])[0]), uninterrupted)
-    for resumed in pools(3).run(resume, saved[0]):
-        assert outside_budget(flat(resumed), plain, exact) == []
-    at_one = pools(1).run(resume, saved[0], 3, 5)[0]
-    assert bit_equal(flat(pools(2).run(resume, at_one, 5, 6)[0]), uninterrupted)
-
-
-def test_parts_of_all_ranks_merge_into_the_full_state(pools):
-    for size in (2, 3):
-        saved = pools(size).run(save)
-        merged = {
-            "model": state.merge_state_dicts([s["model_part"] for s in saved]),
-            "optimizer": state.merge_optimizer_state_dicts([s["optimizer_part"] for s in saved]),
-        }
-        assert shapes_of(merged) == shapes_of(saved[0])
-        assert bit_equal(flat(merged), flat(saved[0]))
-
-
-def alone():
-    """Rank 0 asks for each whole state, the others do not; then all do."""
-    agreement.TIMEOUT_SECONDS = 0.5
-    fsdp = FSDP(build())
-    optimizer = optimizer_of(fsdp, "sgd")
-    calls = (
-        fsdp.state_dict,
-        fsdp.gather_full_params,
-        lambda: state.full_optimizer_state_dict(fsdp, optimizer),
-    )
-    messages = []
-    if dist.get_rank() == 0:
-        for call in calls:
-            try:
-                call()
-            except RuntimeError as error:
-                messages.append(str(error))
-        state.sharded_state_dict(fsdp)  # needs nobody else
-    dist.barrier()
-    agreement.TIMEOUT_SECONDS = 60.0
-    return messages, [sorted(call(), key=str) for call in calls]
-
-
-def test_a_state_dict_on_one_rank_alone_raises(ranks):
-    (messages, first), (_, second) = ranks.run(alone)
-    for what, message in zip(
-        ("FSDP.state_dict", "FSDP.gather_full_params", "full_optimizer_state_dict"), messages, strict=True
-    ):
-        assert message == f"{what} needs every rank, but after 0.5 s these had not called it: 1"
-    assert first == second == [sorted(Toy().state_dict())] * 2 + [["param_groups", "state"]]
 
 
 # Misuse.

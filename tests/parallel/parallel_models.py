@@ -5,6 +5,7 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from training_budget import Path
 
 from trainstep.parallel.launch import rank_device
 
@@ -31,10 +32,42 @@ class Toy(nn.Module):
         return self.head(x * self.scale)
 
 
+class Uneven(nn.Module):
+    """Case F1: no size divides by the ranks; one weight of one element; a scalar; a layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(101, 7)
+        self.twice = nn.Linear(7, 7, bias=False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.down = nn.Linear(7, 1)
+        self.tiny = nn.Linear(1, 1, bias=False)
+        self.head = nn.Linear(7, 101)
+
+    def forward(self, tokens):
+        """Logits of the next token."""
+        x = self.embedding(tokens)
+        x = torch.tanh(self.twice(torch.tanh(self.twice(x)))) * self.scale
+        return self.head(x + self.tiny(self.down(x)))
+
+
+class Single(nn.Module):
+    """Case Z3: one parameter, so that all ranks but one own nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 5)
+
+    def forward(self, tokens):
+        """Logits of the next token."""
+        return torch.tanh(self.embedding(tokens)) @ self.embedding.weight.T
+
+
 def loss_of(model, tokens):
-    """Mean cross-entropy of the next token."""
-    logits = model(tokens[:, :-1])
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    """Mean cross-entropy of the next token, in float32 at least."""
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
 
 
 def batch_of(rank, step, micro=0, rows=4, vocabulary=11):
@@ -66,7 +99,7 @@ def reference_gradients(model, batches_of_ranks):
 def clip_reference(parameters, max_norm):
     """Clipping by the global norm, the norm in float64."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = sum(g.double().square().sum() for g in gradients).sqrt().float()
+    norm = sum(g.double().square().sum() for g in gradients).sqrt().to(gradients[0].dtype)
     for gradient in gradients:
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
@@ -94,16 +127,16 @@ def reference_step(model, step, micro_batches=1, each_reduced=False):
         parameter.grad = totals.get(name)
 
 
-def reference_training(model, make_optimizer, steps, micro_batches=1, each_reduced=False, clip=None):
-    """Train a copy of `model` in this one process as all ranks together would."""
+def reference_training(model, make_optimizer, steps, micro_batches=1):
+    """Train a copy of `model` in this one process as all ranks together would: its path."""
     model = copy.deepcopy(model)
     optimizer = make_optimizer(model)
+    path = Path(model)
     for step in range(steps):
-        reference_step(model, step, micro_batches, each_reduced)
-        if clip is not None:
-            clip_reference(model.parameters(), clip)
+        reference_step(model, step, micro_batches)
         optimizer.step()
-    return model
+        path.advance()
+    return path.finish()
 
 
 def adamw(model):
@@ -118,12 +151,14 @@ def momentum(model):
     )
 
 
-def largest_difference(one, other):
-    """Largest absolute difference of two models' parameters."""
-    return max(
-        (a.double() - b.double()).abs().max().item()
-        for a, b in zip(one.parameters(), other.parameters(), strict=True)
-    )
+def values_of(model):
+    """Parameters by name, tied ones by each name."""
+    return {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}
+
+
+def bit_equal(one, other):
+    """Whether two dictionaries hold the same tensors; NaN equals nothing."""
+    return one.keys() == other.keys() and all(torch.equal(one[n].cpu(), other[n].cpu()) for n in one)
 
 
 def fingerprint(module):

@@ -128,7 +128,7 @@ def seconds(rows: Iterable[Row]) -> Evidence | None:
     rows = list(rows)
     if all(not row.samples_seconds and row.metrics for row in rows):
         return None
-    rule = time_rule(rows[0])
+    rule = rule_of_times(rows[0])
     groups = [row.samples_seconds for row in rows]
     return Evidence(observations=_observations(groups, "lower", rule), better="lower", unit="s", rule=rule)
 
@@ -146,7 +146,7 @@ def metric(rows: Iterable[Row], name: str) -> Evidence | None:
     if first.get("better") is None:
         return None
     unit = str(first.get("unit") or "")
-    rule = COUNT if unit in _EXACT_UNITS else SHARE if unit in ("1",) else time_rule(having[0])
+    rule = COUNT if unit in _EXACT_UNITS else SHARE if unit in ("1",) else rule_of_times(having[0])
     groups = []
     for row in having:
         stored = row.metrics[name]
@@ -159,7 +159,7 @@ def metric(rows: Iterable[Row], name: str) -> Evidence | None:
     )
 
 
-def time_rule(row: Row) -> Rule:
+def rule_of_times(row: Row) -> Rule:
     """The rule for times of a row's device."""
     return GPU_TIME if row.env.get("device") == "cuda" else CPU_TIME
 

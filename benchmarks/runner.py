@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
-from benchmarks.measure.memory import describe_out_of_memory, release
-from benchmarks.measure.record import Row, RunWriter
+from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
+from benchmarks.measure.record import Row, RunWriter, finite_or_absent
 from benchmarks.measure.sampling import Policy, take_samples
 
 
@@ -78,18 +78,16 @@ def measure(
             status="ok",
             samples_seconds=tuple(samples.seconds),
             first_seconds=samples.first_seconds,
-            metrics=metrics,
+            metrics=finite_or_absent(metrics),  # here, so that what cannot be stored is this case's error
             check=check,
             state=made.state,
         )
-    except torch.OutOfMemoryError as error:
-        return Outcome(status="oom", reason=describe_out_of_memory(error))
     except NotImplementedError as error:
         return Outcome(status="skipped", reason=str(error) or "not implemented")
-    except Exception as error:
-        if isinstance(error.__cause__, torch.OutOfMemoryError):  # compiled code wraps it
-            return Outcome(status="oom", reason=describe_out_of_memory(error.__cause__))
-        return Outcome(status="error", reason=one_line(error), metrics={})
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            return Outcome(status="oom", reason=describe_out_of_memory(error))
+        return Outcome(status="error", reason=one_line(error))
     finally:
         # The traceback's frames would hold the failed cell's tensors until the next exception.
         _close(made)

@@ -13,8 +13,6 @@ from benchmarks.measure.ranks import drop, on_ranks
 
 AREA = "data_parallel"
 PHASE = "train_step"
-# A rank that skips a collective must end its case within a minute.
-TIMEOUT_SECONDS = 50
 ROWS = {row.name: row for row in ruler_module("parallel/registry.py").DATA_PARALLEL}
 _MODELS = ruler_module("specs/model.py")
 
@@ -96,9 +94,7 @@ def prepare(one: Case, device: str) -> Prepared:
     made = False
 
     def ranks(function: Any, *arguments: Any) -> list[Any]:
-        return on_ranks(
-            one.world_size, device, function, *arguments, timeout_seconds=TIMEOUT_SECONDS, name=one.id
-        )
+        return on_ranks(one.world_size, device, function, *arguments, name=one.id)
 
     def run() -> list[float]:
         nonlocal made

@@ -80,7 +80,6 @@ def _memory_metrics(one: Case, device: str) -> dict[str, dict[str, Any]]:
         rank_step.memory,
         one.id,
         plan,
-        timeout_seconds=data_parallel.TIMEOUT_SECONDS,
         name=one.id,
     )
     precision = "fp32" if get_dtype(one.dtype).torch_name == "float32" else "bf16"

@@ -10,7 +10,7 @@ from benchmarks.commands.measuring import Device, Machine, Out, Samples
 def collective(
     operation: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, or 'all'.")] = "all_reduce",
     target: Annotated[str, typer.Option(help="torch, ring, whole-tensor, or 'all'.")] = "all",
-    sizes: Annotated[str, typer.Option(help="Total payloads: 1MB and 1M are 10^6 bytes, 1MiB is 2^20.")] = "1MB,10MB,100MB",
+    sizes: Annotated[str, typer.Option(help="Total payloads: 1MB and 1M are 10^6 bytes, 1MiB is 2^20; 1MB:1GB:10 is a range with a factor.")] = "1MB,10MB,100MB",
     ranks: Annotated[str, typer.Option(help="Ranks, or a list such as 2,4.")] = "2",
     device: Device = "auto",
     samples: Samples = None,
@@ -29,11 +29,10 @@ def collective(
         status_of,
     )
     from benchmarks.commands.printing import print_rows
-    from trainstep.accounting.sizes import parse_bytes
     from trainstep.parallel.launch import check_ranks
 
     operations = pick(operation, list(table.ROWS["torch"].collectives), "operation")
-    payloads = [parse_bytes(size.strip()) for size in sizes.split(",")]
+    payloads = list(dict.fromkeys(size for part in sizes.split(",") for size in _payloads(part.strip())))
     device = choose_device(device)
     world_sizes = counts(ranks, "ranks")
     for world_size in world_sizes:
@@ -51,3 +50,21 @@ def collective(
     print_rows(rows)
     print(f"{len(rows)} rows in {path}")
     return status_of(rows)
+
+
+def _payloads(text: str) -> list[int]:
+    """One size, or a range MIN:MAX:FACTOR.
+
+    Raises:
+        ValueError: not a size, or a range that would be empty or never end.
+    """
+    from trainstep.accounting.sizes import parse_bytes, sizes
+
+    if ":" not in text:
+        return [parse_bytes(text)]
+    try:
+        least, most, factor = text.split(":")
+        step = float(factor)
+    except ValueError:
+        raise ValueError(f"not a range of sizes: {text!r} (example: 1MB:1GB:10)") from None
+    return list(sizes(parse_bytes(least), parse_bytes(most), step))

@@ -35,6 +35,23 @@ def read_out_of_memory(error: BaseException) -> OutOfMemory:
     return OutOfMemory(asked_bytes=amount(_ASKED), free_bytes=amount(_FREE))
 
 
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|can't allocate memory|MemoryError"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: the error itself, what it was raised from or during, or what a rank reported."""
+    import torch
+
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
 def describe_out_of_memory(error: BaseException) -> str:
     """One line: bytes asked for and bytes free, or the message's first line where it gives no amounts."""
     read = read_out_of_memory(error)

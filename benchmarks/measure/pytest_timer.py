@@ -5,6 +5,7 @@ round's own clock found, so that its statistics are over device events or the sl
 it took to queue the work.
 """
 
+import math
 from typing import Any
 
 
@@ -37,13 +38,19 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
     import pytest
 
     from benchmarks import cases as tables
+    from benchmarks.measure.record import finite_or_absent
     from benchmarks.runner import work_metrics
 
     try:
         made = tables.prepare(case, device)
     except NotImplementedError as reason:
         pytest.skip(str(reason))
-    extra = {"case": case.id, "version": case.version, "metrics": work_metrics(made.work)}
+    extra = {
+        "case": case.id,
+        "version": case.version,
+        "metrics": work_metrics(made.work),
+        "env": {"state": made.state},
+    }
     try:
         if made.check is not None:
             result = made.check()
@@ -55,6 +62,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         def once() -> None:
             made.before()
             CLOCK.elapsed = made.clock(made.run)
+            assert math.isfinite(CLOCK.elapsed), "the clock gave no finite time"
 
         once()
         extra["first_seconds"] = CLOCK.elapsed
@@ -63,6 +71,6 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         benchmark.pedantic(once, rounds=rounds if benchmark.enabled else 1, iterations=1)
         if made.metrics is not None:
             extra["metrics"] |= made.metrics()
-        benchmark.extra_info.update(extra)
+        benchmark.extra_info.update(finite_or_absent(extra))
     finally:
         made.close()

@@ -119,14 +119,22 @@ def _finite(value: Any) -> bool:
 
 
 def finite_or_absent(value: Any) -> Any:
-    """The same structure with every NaN and infinity replaced by None."""
+    """The same structure with every NaN and infinity replaced by None, and numbers of other libraries by Python's.
+
+    Raises:
+        TypeError: something that is neither structure, text nor number.
+    """
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # numpy's scalars, tensors of one element
+        value = value.item()
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(k): finite_or_absent(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [finite_or_absent(v) for v in value]
-    return value
+    if value is None or isinstance(value, str | int):
+        return value
+    raise TypeError(f"not storable: {type(value).__name__}")
 
 
 def to_line(row: Row) -> str:

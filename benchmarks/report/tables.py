@@ -305,15 +305,20 @@ def _integer(value: float | None) -> int | None:
 
 def algorithm_bandwidth(fact: Facts) -> float | None:
     """Payload over time in bytes/s; None for a row without result or with a time of zero."""
-    size = fact.shape.get("bytes")
+    size = payload_bytes(fact)
     return size / fact.seconds if size is not None and fact.seconds else None
+
+
+def payload_bytes(fact: Facts) -> float | None:
+    """Bytes that the collective really held, after rounding to whole elements; else the size asked for."""
+    return fact.metric("payload") or fact.shape.get("bytes")
 
 
 def bus_bandwidth(fact: Facts) -> float | None:
     """Bytes/s over each link as `accounting.collectives` defines it; None for others."""
     from trainstep.accounting.collectives import OPS, bus_bandwidth
 
-    size = fact.shape.get("bytes")
+    size = payload_bytes(fact)
     if size is None or not fact.seconds or fact.phase not in OPS:
         return None
     return bus_bandwidth(fact.phase, size, fact.seconds, fact.world_size)
@@ -323,7 +328,7 @@ def formula_bytes(fact: Facts) -> float | None:
     """Bytes one rank sends by the ring's formula, or by that of passing whole tensors round."""
     from trainstep.accounting.collectives import OPS, bytes_sent
 
-    size = fact.shape.get("bytes")
+    size = payload_bytes(fact)
     op = f"whole_tensor_{fact.phase}" if fact.target == "whole-tensor" else fact.phase
     return bytes_sent(op, size, fact.world_size) if size is not None and op in OPS else None
 

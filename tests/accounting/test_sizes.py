@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from trainstep.accounting.sizes import parse_bytes, sizes, whole_elements
+from trainstep.accounting.sizes import parse_bytes, sizes
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,6 @@ def test_a_small_factor_neither_repeats_nor_stalls():
 def test_bad_ranges_are_refused_at_the_call(arguments, message):
     with pytest.raises(ValueError, match=message):
         sizes(*arguments)
-
-
-def test_a_payload_is_a_whole_number_of_elements():
-    assert whole_elements(10, 4) == 8
-    assert whole_elements(12, 4) == 12
-    with pytest.raises(ValueError, match="3 bytes hold no element"):
-        whole_elements(3, 4)
 
 
 def test_the_generator_is_lazy():

@@ -5,7 +5,7 @@ Sizes mean the same everywhere: all-reduce and broadcast count the tensor; all-g
 the slowest rank's.
 """
 
-from trainstep.accounting.sizes import parse_bytes, sizes, whole_elements
+from trainstep.accounting.sizes import parse_bytes, sizes
 
 __all__ = [
     "OPS",
@@ -16,7 +16,6 @@ __all__ = [
     "ring_seconds",
     "sizes",
     "steps",
-    "whole_elements",
 ]
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "whole_tensor_all_reduce")

@@ -45,6 +45,8 @@ def sizes(minimum: int, maximum: int, factor: float) -> Iterator[int]:
         raise ValueError(f"the smallest size {minimum} is above the largest {maximum}")
     if not 1 < factor < float("inf"):
         raise ValueError(f"the factor between sizes must be above 1, got {factor}")
+    if factor < 1.01:
+        raise ValueError(f"the factor between sizes must be at least 1.01, got {factor}")
 
     def generate() -> Iterator[int]:
         exact, last = Fraction(minimum), 0
@@ -55,14 +57,3 @@ def sizes(minimum: int, maximum: int, factor: float) -> Iterator[int]:
             exact *= Fraction(factor)
 
     return generate()
-
-
-def whole_elements(size_bytes: int, element_bytes: int) -> int:
-    """Bytes of the largest whole number of elements within a size: what a payload really holds.
-
-    Raises:
-        ValueError: not even one element fits.
-    """
-    if size_bytes < element_bytes:
-        raise ValueError(f"{size_bytes} bytes hold no element of {element_bytes} bytes")
-    return size_bytes // element_bytes * element_bytes

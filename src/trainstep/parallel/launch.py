@@ -178,7 +178,7 @@ class Ranks:
         return not self._open
 
     def run(
-        self, fn: Callable[..., Any], *args: Any, timeout_seconds: float = 60.0, name: str | None = None
+        self, fn: Callable[..., Any], *args: Any, timeout_seconds: float = 50.0, name: str | None = None
     ) -> list[Any]:
         """Call `fn(*args)` on every rank and return their values in rank order.
 
@@ -316,7 +316,7 @@ def launch(
     world_size: int,
     *args: Any,
     device: str = "cpu",
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float = 50.0,
     name: str | None = None,
 ) -> list[Any]:
     """Run `fn(*args)` on `world_size` fresh ranks and return every rank's value, in rank order.

@@ -57,6 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except Exception as error:
         # typer's own usage errors; their class moved between versions, their shape did not.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -5,10 +5,12 @@ asv, pytest-benchmark) takes them from here.
 """
 
 import re
+from pathlib import Path
 from types import ModuleType
 
 from benchmarks.cases import attention, collectives, data_parallel, memory, sharding, step
 from benchmarks.cases.case import TIERS, Case, Prepared
+from benchmarks.cases.registries import ROOT
 
 AREAS: dict[str, ModuleType] = {
     module.AREA: module for module in (attention, step, collectives, data_parallel, sharding, memory)
@@ -54,6 +56,8 @@ def prepare(case: Case, device: str) -> Prepared:
     try:
         return AREAS[case.area].prepare(case, device)
     except (ModuleNotFoundError, AttributeError) as error:
+        if measures_own_tree():
+            raise  # a misspelt target of one's own is an error, not something to skip
         # What an older trainstep lacks; a fault inside the measured code keeps its own name and is an error.
         missing = getattr(error, "name", None) or ""
         if isinstance(error, ModuleNotFoundError) and missing.split(".")[0] == "trainstep":
@@ -62,3 +66,10 @@ def prepare(case: Case, device: str) -> Prepared:
         if isinstance(error, AttributeError) and owner.startswith("trainstep"):
             raise NotImplementedError(f"this trainstep has no {owner}.{missing}") from error
         raise
+
+
+def measures_own_tree() -> bool:
+    """Whether the trainstep being measured is the one of the ruler's own checkout."""
+    import trainstep
+
+    return Path(trainstep.__file__).resolve().parents[1] == ROOT / "src"

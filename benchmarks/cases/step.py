@@ -206,7 +206,7 @@ class Step:
     def parts(self, phase: str) -> list[tuple[str, Callable[[], None]]]:
         """The named parts that a mode runs, in order."""
         every = [("forward", self.forward), ("backward", self.backward), ("optimizer", self.update)]
-        return [(name, _ranged(name, part)) for name, part in every[: PHASES.index(phase) + 1]]
+        return every[: PHASES.index(phase) + 1]
 
     def capture(self, phase: str) -> Callable[[], None]:
         """The mode as one CUDA graph; returns its replay.
@@ -258,7 +258,7 @@ def prepare(one: Case, device: str) -> Prepared:
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if one.dtype == "tf32" else "highest")
     step = Step(row, config, one.dtype, device)
-    parts = step.parts(one.phase)
+    parts = [(name, _ranged(name, part)) for name, part in step.parts(one.phase)]
     host = host_clock(device)
     log: list[dict[str, float]] = []
     graph = step.capture(one.phase) if row.cuda_graph and one.phase != "forward" else None

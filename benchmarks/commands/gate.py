@@ -76,7 +76,7 @@ def _side(text: str, machine: str | None) -> Side:
     from benchmarks.history import resolve
 
     if Path(text).exists():
-        rows = _load([Path(text)])
+        rows = _load([Path(text)], named=Path(text).is_file())
         commits = {row.commit for row in rows}
         if len(commits) > 1:
             raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")
@@ -87,10 +87,13 @@ def _side(text: str, machine: str | None) -> Side:
     return Side(name=f"{text} ({commit[:10]})" if text != commit else commit[:10], rows=rows, commit=commit)
 
 
-def _load(paths: list[Path]) -> "list[Row]":
+def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
+    """Rows of files; a damaged one is named and skipped, unless it is the very file that was asked for."""
     from benchmarks.measure.record import load
 
     rows, problems = load(paths)
+    if named and problems:
+        raise ValueError(problems[0].replace(": skipped, damaged: ", " is damaged: "))
     for problem in problems:
         print(problem, file=sys.stderr)
     return rows

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.cases.case import Case
-from benchmarks.measure.record import Row, RunWriter, check_machine, destination
+from benchmarks.measure.record import Row, RunWriter, check_machine, destination, read_rows
 from benchmarks.measure.sampling import Policy
 
 Device = Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
@@ -123,8 +124,11 @@ def writable(directory: Path) -> None:
     parent = directory
     while not parent.exists():
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ValueError(f"cannot write to {directory}")
+    try:
+        with tempfile.TemporaryFile(dir=parent):  # asking for permission says yes to root everywhere
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write to {directory}: {error.strerror or error}") from None
 
 
 def run_id(cases: Sequence[Case], policy: Policy, device: str, provenance: Any) -> str:
@@ -180,8 +184,15 @@ def measure_cases(
         writable(directory)
         name = run_id(cases, policy, device, facts)
         if fresh:
-            (out or directory / f"{name}.partial.jsonl").unlink(missing_ok=True)
+            old = out or directory / f"{name}.partial.jsonl"
+            if old.exists():
+                read_rows(old)  # only rows are thrown away, never another file
+                old.unlink()
         writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
+        if any(row.run != name for row in writer.rows):
+            raise ValueError(
+                f"{writer.path} holds another run (other code, cases or options); choose another file or --fresh"
+            )
         template = Row(
             case="",
             version=1,
@@ -203,9 +214,12 @@ def measure_cases(
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
+            disable=not sys.stderr.isatty(),  # a log would get a blank line
         )
         with bar:
             done = len(writer.done_ids(process) & {case.id for case in cases})
+            if done == len(cases):
+                print("every row was there already; nothing was measured", file=sys.stderr)
             task = bar.add_task("measuring", total=len(cases), completed=done)
             for row in run_cases(
                 cases, device=device, policy=policy, template=template, writer=writer, process=process

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = (".csv", ".json")
 
 
+MAX_DEVICES = 100_000
+
+
 def plan(
     model: Annotated[str, typer.Option(help="A preset, 70b or 405b.")] = "xl",
     device: Annotated[str, typer.Option(help="A device of the table, such as h200, h100, b200, a100, l4.")] = "h200",
@@ -72,6 +75,8 @@ def plan(
         between_bytes_per_second=parse_bytes(between),
     )
     fixed = {name: size for name, size in axes.items() if size is not None}
+    if devices > MAX_DEVICES:
+        raise ValueError(f"devices must be at most {MAX_DEVICES}, got {devices}")
     plans = search(question, devices, fixed=fixed, keep=keep)
     _print(question, plans, devices, validation)
     if out is not None:

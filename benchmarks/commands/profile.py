@@ -73,6 +73,9 @@ def profile(
             subprocess.run(nsys_command(command, report, program), check=True, env=environment)
             print(f"report in {report}")
         return 0
+    from trainstep.parallel.launch import check_ranks
+
+    check_ranks(ranks, device)
     if ranks > 1:
         for config in configs:
             _profile_ranks(config, variant, ranks, dtype, device, out)

@@ -1,6 +1,7 @@
 """`report`: tables, charts and history of everything measured, as one page that opens offline."""
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -83,11 +84,15 @@ def collect(results: Path) -> tuple[list[Row], list[str]]:
 
     places = [results / name for name in ("records", "asv", "pytest-benchmark")]
     if (results / "local").is_dir():
-        # asv's configuration lies beside its local results.
-        places += sorted(path for path in (results / "local").iterdir() if path.name != "asv.conf.json")
+        # Traces, pictures and configurations lie there too.
+        places += sorted(path for path in (results / "local").iterdir() if _holds_results(path.name))
     today = {old: case.id for case in every_case() for old in case.was}
     rows, damaged = load(path for path in places if path.is_dir() or path.suffix in (".json", ".jsonl"))
     return [replace(row, case=today.get(row.case, row.case)) for row in rows], damaged
+
+
+def _holds_results(name: str) -> bool:
+    return name in ("asv", "pytest-benchmark", "no-commit") or re.fullmatch(r"[0-9a-f]{40}", name) is not None
 
 
 def first_parents(root: Path) -> list["Commit"]:

@@ -270,6 +270,8 @@ class RunWriter:
     def _open(self, path: Path) -> None:
         self.path = path
         self.rows: list[Row] = []
+        if path.is_dir():
+            raise ValueError(f"{path} is a directory; name a file")
         if path.exists():
             try:
                 self.rows = read_rows(path)

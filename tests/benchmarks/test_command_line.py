@@ -136,3 +136,38 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path):
     assert again.returncode == 0, again.stderr
     rows = load([out])[0]
     assert len(rows) == 9 and rows[: len(first)] == first
+
+
+def test_a_file_of_another_run_is_not_shown_as_this_one(tmp_path, capsys):
+    """The same cases with other options: nothing is measured, and nobody is shown the old numbers."""
+    out = tmp_path / "rows.jsonl"
+    words = ["run", "--only", "attention/sdpa-math/forward/.*S256", "--out", str(out)]
+    assert main([*words, "--samples", "5"]) == 0
+    before = out.read_text()
+    assert main([*words, "--samples", "6"]) == 2
+    assert "another run" in capsys.readouterr().err
+    assert out.read_text() == before
+    assert main([*words, "--samples", "5"]) == 0
+    assert "nothing was measured" in capsys.readouterr().err
+    assert main([*words, "--samples", "6", "--fresh"]) == 0
+    assert out.read_text() != before
+
+
+def test_fresh_never_removes_a_file_that_holds_no_rows(tmp_path, capsys):
+    precious = tmp_path / "precious.md"
+    precious.write_text("not rows")
+    words = ["run", "--fresh", "--only", "attention/sdpa-math/forward/.*S256", "--out", str(precious)]
+    assert main(words) == 2 and precious.read_text() == "not rows"
+    assert main([*words[:-1], str(tmp_path)]) == 2
+
+
+def test_a_published_row_has_five_samples(capsys):
+    assert main(["run", "--only", "attention/sdpa-math", "--machine", "m", "--samples", "4"]) == 2
+    assert "at least 5" in capsys.readouterr().err
+
+
+def test_a_damaged_side_of_the_gate_is_named(tmp_path, capsys):
+    bad = tmp_path / "rows.jsonl"
+    bad.write_text("{")
+    assert main(["gate", "--baseline", str(bad), "--current", str(bad)]) == 2
+    assert str(bad) in capsys.readouterr().err

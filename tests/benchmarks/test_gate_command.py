@@ -86,8 +86,9 @@ def test_a_damaged_file_is_named_and_the_rest_compared(repository, capsys):
     (new.parent / "bad.jsonl").write_text("{")
     status, _, err = run(capsys, str(old), str(new.parent))
     assert status == 0 and "bad.jsonl" in err and "damaged" in err
-    # Alone it is no result at all.
-    assert run(capsys, str(old), str(new.parent / "bad.jsonl"))[0] == 10
+    # Asked for by name it is a mistake, not an absence of results.
+    with pytest.raises(ValueError, match=r"bad\.jsonl is damaged"):
+        run(capsys, str(old), str(new.parent / "bad.jsonl"))
 
 
 @pytest.mark.parametrize(

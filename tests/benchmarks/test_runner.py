@@ -135,3 +135,46 @@ def test_work_and_closing(tmp_path):
     assert closed == [1] and outcome.state == "advances"
     assert outcome.samples_seconds == (0.5,) * 5
     json.dumps(outcome.metrics, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"
+        ),
+        RuntimeError("CUDA error: out of memory"),
+        MemoryError(),
+    ],
+)
+def test_every_form_of_running_out_of_memory_is_told_apart_from_errors(error):
+    def prepare(case, device):
+        raise ValueError("while compiling") from error
+
+    assert measure(cells(1)[0], "cpu", POLICY, prepare).status == "oom"
+
+
+def test_numbers_of_other_libraries_are_stored_and_what_cannot_be_is_the_cell_s_error(tmp_path):
+    import numpy
+
+    found = iter([numpy.int64(3), torch.tensor(1.5), float("nan"), object()])
+
+    def prepare(case, device):
+        value = next(found)
+        return simple(metrics=lambda: {"m": {"value": value, "unit": "1", "better": None}})
+
+    writer = RunWriter(tmp_path, "run")
+    rows = list(
+        run_cases(cells(), device="cpu", policy=POLICY, template=template(), writer=writer, prepare=prepare)
+    )
+    assert [row.status for row in rows] == ["ok", "ok", "ok", "error"]
+    stored, problems = load([writer.path])
+    assert not problems and [row.metrics.get("m", {}).get("value") for row in stored] == [3, 1.5, None, None]
+
+
+def test_a_case_that_exits_does_not_end_the_sweep():
+    def prepare(case, device):
+        raise SystemExit(3)
+
+    assert measure(cells(1)[0], "cpu", POLICY, prepare).status == "error"

@@ -5,8 +5,11 @@ after another. A pool in which a rank failed is broken: it is closed and the nex
 """
 
 import atexit
+import os
 from collections.abc import Callable
 from typing import Any
+
+from benchmarks.cases.registries import ROOT
 
 # A rank that skips a collective must end its case within a minute.
 TIMEOUT_SECONDS = 50
@@ -33,6 +36,10 @@ def on_ranks(
     key = (world_size, device)
     if key not in _pools:
         close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
+        # asv finds the ruler through an import hook of its own, which a rank does not have.
+        found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if str(ROOT) not in found:
+            os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, found), str(ROOT)])
         _pools[key] = Ranks(world_size, device=device)
     try:
         return _pools[key].run(function, *args, timeout_seconds=timeout_seconds, name=name)

@@ -5,7 +5,7 @@ after another. A pool in which a rank failed is broken: it is closed and the nex
 """
 
 import atexit
-import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +36,9 @@ def on_ranks(
     key = (world_size, device)
     if key not in _pools:
         close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
-        # asv finds the ruler through an import hook of its own, which a rank does not have.
-        found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if str(ROOT) not in found:
-            os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, found), str(ROOT)])
+        # asv finds the ruler through an import hook of its own, which a rank, given this path, does not have.
+        if str(ROOT) not in sys.path:
+            sys.path.append(str(ROOT))
         _pools[key] = Ranks(world_size, device=device)
     try:
         return _pools[key].run(function, *args, timeout_seconds=timeout_seconds, name=name)

@@ -219,6 +219,24 @@ def test_parameters_are_spread_by_size(ranks, numels, owned):
     assert all(values == pytest.approx([0.5]) for values in first[2])
 
 
+def shares_of_groups(groups):
+    """Elements that each rank owns of parameter groups with these sizes."""
+    made = [
+        {"params": [nn.Parameter(torch.ones(n, device=rank_device())) for n in numels]} for numels in groups
+    ]
+    optimizer = ShardedOptimizer(made, torch.optim.SGD, lr=0.5)
+    owned = [0] * dist.get_world_size()
+    for parameter, rank in optimizer.owners.items():
+        owned[rank] += parameter.numel()
+    return owned
+
+
+@pytest.mark.parametrize("groups", [[[10, 10, 10], [1000]], [[10, 10], [10, 1000]], [[1000], [10, 10, 10]]])
+def test_groups_are_spread_together(ranks, groups):
+    for owned in ranks.run(shares_of_groups, groups):
+        assert sorted(owned) == [30, 1000]
+
+
 def test_no_rank_owns_more_than_its_part_and_one_parameter(pools):
     numels = [int(n) for n in torch.randint(1, 2000, (40,), generator=torch.Generator().manual_seed(0))]
     for size in (2, 3):

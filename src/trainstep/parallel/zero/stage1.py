@@ -50,18 +50,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         # The class fills its defaults in on a stand-in, since some allocate state for whatever they are
         # given.
         params = list(params)
-        like = _first_tensor(params)
+        tensors = _tensors(params)
+        like = tensors[0]
+        # Over all groups at once: group by group a large parameter of a late one would come on top.
+        self._assign(tensors)
         stand_in = torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
         super().__init__(params, dict(optimizer_cls([stand_in], **kwargs).defaults))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; the largest first, each to the rank that owns the fewest elements so far."""
+        """Add parameters, spread by size over what the ranks own already."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        for parameter in sorted(group["params"], key=lambda p: p.numel(), reverse=True):
-            rank = self._elements.index(min(self._elements))
-            self._elements[rank] += parameter.numel()
-            self.owners[parameter] = rank
+        self._assign(group["params"])
         own = [p for p in group["params"] if self.owns(p)]
         if not own:
             return
@@ -73,6 +73,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         else:
             self._inner.add_param_group(inner_group)
         self._pairs.append((group, self._inner.param_groups[-1]))
+
+    def _assign(self, parameters: list[Tensor]) -> None:
+        """Give parameters without an owner, the largest first, to the rank that owns the fewest elements so far."""
+        new = [p for p in dict.fromkeys(parameters) if p not in self.owners]
+        for parameter in sorted(new, key=lambda p: p.numel(), reverse=True):
+            rank = self._elements.index(min(self._elements))
+            self._elements[rank] += parameter.numel()
+            self.owners[parameter] = rank
 
     def owns(self, parameter: Tensor) -> bool:
         """Whether this rank updates the parameter."""
@@ -200,9 +208,9 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def _first_tensor(params: list[Any]) -> Tensor:
-    """The first parameter in any form torch optimizers take; groups given as generators become lists."""
-    first = None
+def _tensors(params: list[Any]) -> list[Tensor]:
+    """Every parameter, in any form torch optimizers take; groups given as generators become lists."""
+    found = []
     for entry in params:
         if isinstance(entry, dict):
             if not isinstance(entry["params"], Tensor):
@@ -210,9 +218,7 @@ def _first_tensor(params: list[Any]) -> Tensor:
             inside = [entry["params"]] if isinstance(entry["params"], Tensor) else entry["params"]
         else:
             inside = [entry]
-        for parameter in inside:
-            if first is None:
-                first = parameter[1] if isinstance(parameter, tuple) else parameter
-    if first is None:
+        found += [parameter[1] if isinstance(parameter, tuple) else parameter for parameter in inside]
+    if not found:
         raise ValueError("a sharded optimizer needs at least one parameter")
-    return first
+    return found

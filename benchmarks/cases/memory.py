@@ -292,7 +292,8 @@ class ModelCost:
         largest_parameter_bytes: of the largest single parameter.
         embedding, head: units around the blocks.
         block: of one block.
-        unsaved_peak_bytes: most alive in a forward that saves nothing, in any part.
+        unsaved_peak_bytes: most alive in a forward that saves nothing, in any part; autocast's copies of weights
+            stay until its end.
     """
 
     static_bytes: float
@@ -370,6 +371,7 @@ def _measure_parts(config: Any, dtype: str, device: str) -> ModelCost:
     parameter_bytes = sum(sizes) + (config.n_layers - 1) * one_block
     # Whoever calls the blocks holds their first input until the last is done.
     held = x.nbytes * (config.n_layers > 1)
+    costs = measure_block(block, x, region=region)
     return ModelCost(
         static_bytes=parameter_bytes
         + sum(buffer.nbytes for buffer in set(model.buffers()))
@@ -378,11 +380,11 @@ def _measure_parts(config: Any, dtype: str, device: str) -> ModelCost:
         largest_parameter_bytes=max(sizes),
         embedding=measure_unit(embedding, tokens, parameters=embedding.parameters(), region=region),
         head=measure_unit(head, x, parameters=[*norm.parameters(), *projection.parameters()], region=region),
-        block=measure_block(block, x, region=region),
+        block=costs,
         unsaved_peak_bytes=max(
             unsaved_peak_bytes(embedding, tokens, region=region),
-            held + unsaved_peak_bytes(block, x, region=region),
-            unsaved_peak_bytes(head, x, region=region),
+            held + unsaved_peak_bytes(block, x, region=region) + (config.n_layers - 1) * costs.cast_bytes,
+            unsaved_peak_bytes(head, x, region=region) + config.n_layers * costs.cast_bytes,
         ),
     )
 

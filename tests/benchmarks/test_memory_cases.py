@@ -75,11 +75,13 @@ def test_predicted_within_two_percent_of_counted(policy, dtype):
     assert expected.peak_bytes == pytest.approx(counted(config, dtype, policy, "forward_backward"), rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "amp-bf16"])
 @pytest.mark.parametrize("phase", table.PHASES)
-def test_predictions_by_phase(phase):
-    config = get_model("toy", n_layers=3, context_length=64, vocab_size=100, batch_size=2)
-    expected = table.predict(config, "fp32", "none", phase, "cpu")
-    assert expected.peak_bytes == pytest.approx(counted(config, "fp32", "none", phase), rel=0.02)
+def test_predictions_by_phase(phase, dtype):
+    # Autocast's copies of the weights outlive the layer that needed them, also without gradients.
+    config = get_model("toy", n_layers=8, context_length=64, vocab_size=100, batch_size=2)
+    expected = table.predict(config, dtype, "none", phase, "cpu")
+    assert expected.peak_bytes == pytest.approx(counted(config, dtype, "none", phase), rel=0.02)
 
 
 def test_unknown_phase_is_refused():

@@ -68,8 +68,9 @@ def prepare(
     Raises:
         ValueError: with one sentence that names the argument and its value.
     """
-    # Asking about a device type without autocast (meta) is an error of its own.
-    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
+    # The meta device has no autocast, and asking for it is an error. torch.amp.is_autocast_available would answer,
+    # but torch.compile cannot trace it before 2.12.
+    if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         # As torch's own attention does; autocast leaves float64 alone.
         low = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(low) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))

@@ -50,7 +50,7 @@ ROWS = {
         StepRow(name="plain-compiled", compile=True),
         StepRow(
             name="best-parts",
-            attention="sdpa-flash",
+            attention="sdpa",
             compile=True,
             optimizer="torch.optim:AdamW",
             optimizer_options={"fused": True},

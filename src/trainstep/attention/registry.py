@@ -128,6 +128,10 @@ ATTENTION: tuple[AttentionRow, ...] = (
         head_dims=(64, 128),
         triton_versions=("3.6.0",),
     ),
+    # What a user gets who forces nothing.
+    AttentionRow(
+        name="sdpa", target=_SDPA, peer=True, dtypes=("fp32", "tf32", "fp16", "bf16", "fp64"), lse=False
+    ),
     AttentionRow(
         name="sdpa-flash",
         target=_SDPA,

@@ -1,4 +1,7 @@
-"""PyTorch's scaled_dot_product_attention with one backend forced: flash, cuDNN, memory-efficient or math."""
+"""PyTorch's scaled_dot_product_attention, with the backend it chooses itself or with one forced: flash, cuDNN,
+memory-efficient or math."""
+
+import contextlib
 
 import torch
 from torch import Tensor
@@ -26,7 +29,7 @@ def attention(
     scale: float | None = None,
     alignment: str = "bottom-right",
     return_lse: bool = False,
-    backend: str,
+    backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A peer; the contract stands in `trainstep.attention`, and the registry's row says what a backend lacks.
 
@@ -35,21 +38,14 @@ def attention(
             a window except as a dense mask of the math backend.
         RuntimeError: from PyTorch, when the forced backend does not take the call.
     """
+    name = f"sdpa-{backend}" if backend else "sdpa"
     problem = prepare(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=window,
-        scale=scale,
-        alignment=alignment,
-        name=f"sdpa-{backend}",
-        dtypes=_DTYPES,
+        q, k, v, causal=causal, window=window, scale=scale, alignment=alignment, name=name, dtypes=_DTYPES
     )
     if return_lse:
-        raise ValueError(f"sdpa-{backend} returns no log-sum-exp")
-    if window is not None and backend != "math":
-        raise ValueError(f"sdpa-{backend} takes no window")
+        raise ValueError(f"{name} returns no log-sum-exp")
+    if window is not None and backend not in (None, "math"):
+        raise ValueError(f"{name} takes no window")
     queries, keys = problem.q.shape[2], problem.k.shape[2]
     mask = None
     is_causal = problem.causal
@@ -57,14 +53,14 @@ def attention(
         mask, is_causal = problem.mask.visible(queries, keys, device=problem.q.device), False
     elif problem.causal and problem.offset != 0:
         # is_causal aligns the diagonal to the top left. The bias object picks the kernel's own bottom-right
-        # mask where the backend has one; cuDNN and math get it as a dense mask.
+        # mask where the backend has one; the others get it as a dense mask.
         is_causal = False
         mask = (
             causal_lower_right(queries, keys)
             if backend in ("flash", "efficient")
             else problem.mask.visible(queries, keys, device=problem.q.device)
         )
-    with sdpa_kernel(_BACKENDS[backend]):
+    with sdpa_kernel(_BACKENDS[backend]) if backend else contextlib.nullcontext():
         out = torch.nn.functional.scaled_dot_product_attention(
             problem.q,
             problem.k,

@@ -53,10 +53,9 @@ def choose_policy(device: str, samples: int | None, warmup: int | None) -> Polic
     Raises:
         ValueError: a count out of range.
     """
-    options: dict[str, Any] = {
-        "cap_seconds": 0.5 if device == "cuda" else 1.0,
-        "min_samples": 10 if device == "cuda" else 5,
-    }
+    options: dict[str, Any] = {"cap_seconds": 0.5, "min_samples": 10}
+    if device == "cpu":
+        options = {"cap_seconds": 1.0, "min_samples": 5, "max_samples": 100, "floor_seconds": 0.3}
     if samples is not None:
         if samples < 1:
             raise ValueError(f"samples must be at least 1, got {samples}")

@@ -134,9 +134,12 @@ def test_profile_writes_a_trace_and_answers(capsys, tmp_path):
     assert out.count("matrix products take") == 2
     assert "inside attention softmax takes" in out
     assert "ranges that are switched off take" in out
-    traces = sorted(path.name for path in tmp_path.glob("*.trace.json"))
+    assert "operators" in out and "kernel" not in out
+    traces = sorted(path.name for path in tmp_path.glob("*.trace.json.gz"))
     assert len(traces) == 2
-    written = json.loads((tmp_path / traces[0].replace(".trace", "")).read_text())
+    assert (tmp_path / traces[0]).read_bytes()[:2] == b"\x1f\x8b"
+    written = json.loads((tmp_path / traces[0].replace(".trace.json.gz", ".json")).read_text())
+    assert len(list(tmp_path.iterdir())) == 4
     assert set(written["tables"]) == {"forward", "backward", "optimizer"}
     assert not ranges.is_enabled()
     status, out, _ = run(capsys, "profile", "--overlap", tmp_path / traces[0], "--out", tmp_path)
@@ -151,7 +154,7 @@ def test_profile_of_ranks_reads_the_overlap(capsys, tmp_path):
     )  # fmt: skip
     assert status == 0
     assert "hidden behind computation" in out
-    assert len(list(tmp_path.glob("*.trace.json"))) == len(list(tmp_path.glob("*.lanes.png"))) == 1
+    assert len(list(tmp_path.glob("*.trace.json.gz"))) == len(list(tmp_path.glob("*.lanes.png"))) == 1
 
 
 def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch):

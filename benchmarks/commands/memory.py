@@ -1,6 +1,7 @@
 """`memory`: where the bytes of a training step go, and what checkpointing makes of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,8 @@ import typer
 
 from benchmarks.commands.measuring import Device, Machine, Out
 
+# Fewer say little about a time, and a published row has none then: what it publishes is bytes.
+LEAST_TIMED_STEPS = 5
 STUDIES = ("residuals", "plan", "checkpoint", "peak", "timeline")
 
 
@@ -19,7 +22,7 @@ def memory(
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     policy: Annotated[str, typer.Option(help="Policies separated by commas, or 'all'.")] = "all",
     device: Device = "auto",
-    steps: Annotated[int, typer.Option(help="Timed steps a cell; the peak is the same in each.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps a cell. The peak is the same in each; only from 5 on a time is kept besides.")] = 1,
     machine: Machine = None,
     out: Out = None,
     pictures: Annotated[Path, typer.Option(help="Directory of pictures and snapshots.")] = Path("results/local/memory"),
@@ -58,7 +61,8 @@ def memory(
     for name in policies:
         parse_policy(name)
     device = choose_device(device)
-    sampling = choose_policy(device, steps, 1)
+    timed = steps >= LEAST_TIMED_STEPS
+    sampling = replace(choose_policy(device, steps, 1 if timed else 0), timed=timed)
     if machine is not None:
         check_machine(machine)
     if out is not None:

@@ -19,6 +19,7 @@ class Policy:
         tight: half-width of the median's 95% interval, as a share of the median, that is good enough.
         cap_seconds: time after which no further sample starts once min_samples are there.
         inner: calls a sample; a sample is their mean. 1 wherever a call must start from a cold cache.
+        timed: the samples are stored. False where bytes are wanted and too few calls are made to speak of a time.
     """
 
     warmup: int = 2
@@ -27,6 +28,7 @@ class Policy:
     tight: float = 0.01
     cap_seconds: float = 1.0
     inner: int = 1
+    timed: bool = True
 
     def __post_init__(self) -> None:
         for name in ("min_samples", "max_samples", "inner"):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,37 @@ def test_a_cell_without_a_prediction_does_not_hide_the_others(monkeypatch):
     assert (found.predicted_bytes, found.recomputed_flops, found.ratio) == (None, None, None)
     assert len(cell_frame([found])) == 1
     assert verdicts([found], 10) == []
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_below_five_steps_only_bytes_are_kept(capsys, tmp_path, steps):
+    rows = tmp_path / "rows.jsonl"
+    status, printed, _ = run(
+        capsys, "memory", "toy", "--study", "checkpoint", "--policy", "none", "--context", "16", "--device", "cpu",
+        "--steps", steps, "--out", rows,
+    )  # fmt: skip
+    (row,) = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert (status, row["status"]) == (0, "ok")
+    assert row["metrics"]["peak_memory"]["value"] > 0
+    assert len(row["samples_seconds"]) == (5 if steps == 5 else 0)
+    assert (row["first_seconds"] is None) == ("step ms" not in printed) == (steps == 4)
+
+
+def test_bytes_may_be_published_without_a_time(monkeypatch, tmp_path):
+    from benchmarks.cases import registries
+    from benchmarks.commands import measuring
+    from benchmarks.measure import provenance as origin
+    from benchmarks.measure.sampling import Policy
+
+    facts = replace(origin.provenance(registries.ROOT), commit="a" * 40, dirty=False)
+    monkeypatch.setattr(origin, "provenance", lambda *_, **__: facts)
+    options = {"device": "cpu", "machine": "box", "out": tmp_path / "rows.jsonl"}
+    cells = [table.case("none", "forward", "toy", context=16)]
+    few = {"warmup": 0, "min_samples": 1, "max_samples": 1}
+    with pytest.raises(ValueError, match="at least 5 samples"):
+        measuring.measure_cases(cells, policy=Policy(**few), **options)
+    (row,), _ = measuring.measure_cases(cells, policy=Policy(**few, timed=False), **options)
+    assert (row.machine, row.status, row.samples_seconds) == ("box", "ok", ())
 
 
 def test_peak_study(capsys, tmp_path):

@@ -21,6 +21,7 @@ class Policy:
         floor_seconds: time that sampling takes at least, unless max_samples end it: other load on a shared CPU
             comes in spells, and the least of samples that all fell into one says nothing.
         inner: calls a sample; a sample is their mean. 1 wherever a call must start from a cold cache.
+        timed: the samples are stored. False where bytes are wanted and too few calls are made to speak of a time.
     """
 
     warmup: int = 2
@@ -30,6 +31,7 @@ class Policy:
     cap_seconds: float = 1.0
     floor_seconds: float = 0.0
     inner: int = 1
+    timed: bool = True
 
     def __post_init__(self) -> None:
         for name in ("min_samples", "max_samples", "inner"):

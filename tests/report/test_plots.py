@@ -35,7 +35,7 @@ def line_chart(**fields):
 def test_every_kind_of_chart_is_drawn_as_png_and_svg(tmp_path):
     found = [
         charts.attention_charts(latest(attention_rows()), is_peer)[0],
-        memory_charts.policy_charts(latest(memory_rows()))[0],
+        memory_charts.peak_charts(latest(memory_rows()))[0],
         trend_chart(trends(history_rows(), COMMITS, FINDINGS)[0], COMMITS),
     ]
     for chart in found:

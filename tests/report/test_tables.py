@@ -4,7 +4,7 @@ import pandas
 import pytest
 
 from benchmarks.report import facts as facts_module
-from benchmarks.report import tables
+from benchmarks.report import memory_tables, tables
 from benchmarks.report.facts import facts_of, latest
 from tests.report.synthetic import (
     CPU_ENV,
@@ -167,7 +167,7 @@ def test_a_red_check_shows_error_and_budget():
 
 
 def test_memory_stands_beside_its_prediction():
-    frame = tables.memory(latest(memory_rows()))
+    frame = memory_tables.memory(latest(memory_rows()))
     line = pick(frame, implementation="every")
     assert (line["peak MiB"], line["predicted MiB"], line["peak/predicted"]) == (900, 1000, 0.9)
     assert pick(frame, implementation="group")["peak/predicted"] is None
@@ -190,7 +190,13 @@ def test_rows_of_any_area_show_their_metrics():
 
 def test_tables_of_nothing_have_their_columns():
     made = [tables.headline([], is_peer), tables.beside_peers([], is_peer), tables.parallel([], is_peer)]
-    makers = (tables.steps, tables.attention, tables.attention_rates, tables.collectives, tables.memory)
+    makers = (
+        tables.steps,
+        tables.attention,
+        tables.attention_rates,
+        tables.collectives,
+        memory_tables.memory,
+    )
     for frame in [*made, *(maker([]) for maker in (*makers, tables.statuses, tables.every_row))]:
         assert isinstance(frame, pandas.DataFrame) and frame.empty and len(frame.columns)
 

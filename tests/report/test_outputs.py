@@ -21,7 +21,9 @@ CHART = Chart(
 def test_plan_looks_before_it_searches(option, place, tmp_path, monkeypatch, capsys):
     from trainstep.accounting import search
 
-    monkeypatch.setattr(search, "search", lambda *_, **__: pytest.fail("searched before the place was checked"))
+    monkeypatch.setattr(
+        search, "search", lambda *_, **__: pytest.fail("searched before the place was checked")
+    )
     suffix = ".png" if option == "--figure" else ".csv"
     (tmp_path / f"taken{suffix}").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -53,4 +55,6 @@ def test_many_pictures_come_in_order_whoever_draws_them(monkeypatch):
     monkeypatch.setattr(plots.os, "cpu_count", lambda: 2)
     charts = [CHART] * 16
     drawn = list(plots.render_all(charts, "svg"))
-    assert [chart for chart, _ in drawn] == charts and {picture for _, picture in drawn} == {plots.render(CHART, "svg")}
+    assert [chart for chart, _ in drawn] == charts and {picture for _, picture in drawn} == {
+        plots.render(CHART, "svg")
+    }

@@ -159,14 +159,24 @@ STEP = "step/plain/train_step/small,B4,S512,fp32,w1"
 def on_hosts(*hosts, case=STEP, env=GPU_ENV):
     """A case twice as slow at each further commit, each commit measured on its host; None: not said."""
     return [
-        row(case, 2.0**index, commit=commit.sha, run=f"run-{index}", env=env | ({"host": host} if host else {}))
+        row(
+            case,
+            2.0**index,
+            commit=commit.sha,
+            run=f"run-{index}",
+            env=env | ({"host": host} if host else {}),
+        )
         for index, (commit, host) in enumerate(zip(COMMITS, hosts, strict=False))
     ]
 
 
 @pytest.mark.parametrize(
     ("hosts", "said"),
-    [(("a", "b"), "other host"), ((None, "b"), "perhaps another host"), ((None, None), "perhaps another host")],
+    [
+        (("a", "b"), "other host"),
+        ((None, "b"), "perhaps another host"),
+        ((None, None), "perhaps another host"),
+    ],
 )
 def test_another_host_is_marked_and_is_no_regression(hosts, said):
     rows = on_hosts(*hosts)
@@ -190,7 +200,13 @@ def test_old_rows_of_a_cpu_machine_are_compared():
 
 def test_a_commit_measured_on_two_hosts_counts_by_the_newer():
     old, new = on_hosts("a", "b")
-    rows = [old, row(STEP, 1.0, commit=old.commit, run="x", env=GPU_ENV | {"host": "b"}, started_at="2027"), new]
+    rows = [
+        old,
+        row(STEP, 1.0, commit=old.commit, run="x", env=GPU_ENV | {"host": "b"}, started_at="2027"),
+        new,
+    ]
     trend = trend_of(STEP, rows)
-    assert [one.env["host"] for one in trend.rows[0]] == ["b"] and trend.values[0] == pytest.approx(1.0, rel=0.01)
+    assert [one.env["host"] for one in trend.rows[0]] == ["b"] and trend.values[0] == pytest.approx(
+        1.0, rel=0.01
+    )
     assert [mark.kind for mark in trend_chart(trend, COMMITS).marks] == ["step"]

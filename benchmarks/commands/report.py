@@ -132,18 +132,18 @@ def write_files(made: "Made", folder: Path, file_format: str) -> None:
     from rich.progress import track
 
     from benchmarks.measure.record import write_atomically
-    from benchmarks.report.plots import IMAGE_FORMATS, render_all, write_picture
+    from benchmarks.report.plots import IMAGE_FORMATS, save_all
 
     if file_format not in IMAGE_FORMATS:
         for name, texts in made.tables.items():
             write_atomically(folder / f"{name}.{file_format}", texts[file_format])
         return
     pictures = track(
-        render_all(made.figures, file_format),
+        save_all(made.figures, folder, file_format),
         "figures",
         total=len(made.figures),
         console=Console(stderr=True),
         transient=True,
     )
-    for chart, picture in pictures:
-        write_picture(folder / f"{chart.id}.{file_format}", picture)
+    for _ in pictures:
+        pass

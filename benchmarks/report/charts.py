@@ -252,12 +252,8 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
 
     One chart for each machine, preset and rank count.
     """
-    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
-    for fact in facts:
-        if fact.area in PARALLEL_AREAS:
-            groups[(fact.row.machine, fact.area, fact.phase, without_bucket(fact))].append(fact)
     charts: list[Chart] = []
-    for (_, area, phase, rest), group in groups.items():
+    for (_, area, phase, rest), group in beside_one_another(f for f in facts if f.area in PARALLEL_AREAS):
         if all(fact.seconds is None for fact in group):
             continue
         series = [
@@ -287,9 +283,13 @@ def parallel_charts(facts: Sequence[Facts]) -> list[Chart]:
     return charts
 
 
-def without_bucket(fact: Facts) -> str:
-    """A data-parallel row's parameters less the size of its buckets: what variants beside one another share."""
-    return ",".join(part for part in fact.parameters.split(",") if not part.startswith("bucket"))
+def beside_one_another(facts: Iterable[Facts]) -> list[tuple[tuple[str, str, str, str], list[Facts]]]:
+    """Data-parallel rows that share machine, area, phase and parameters, whatever the size of their buckets."""
+    groups: dict[tuple[str, str, str, str], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        rest = ",".join(part for part in fact.parameters.split(",") if not part.startswith("bucket"))
+        groups[(fact.row.machine, fact.area, fact.phase, rest)].append(fact)
+    return list(groups.items())
 
 
 def variant_name(fact: Facts) -> str:

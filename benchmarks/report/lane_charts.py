@@ -1,12 +1,10 @@
 """Both lanes of traced steps: when the device computed and when it communicated."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.measure.overlap import Interval, intersection
 from benchmarks.report.chart import Axis, Chart, Point, Series, file_name
-from benchmarks.report.charts import variant_name, without_bucket, words
+from benchmarks.report.charts import beside_one_another, variant_name, words
 from benchmarks.report.facts import Facts, contexts
 
 
@@ -16,12 +14,8 @@ def lane_charts(facts: Sequence[Facts]) -> list[Chart]:
     A row has a trace when its metric "traced_hidden_share" comes with the intervals of both lanes. The upper lane is
     computation, the lower one communication, its hidden parts apart from its exposed ones.
     """
-    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
-    for fact in facts:
-        if _lanes(fact) is not None:
-            groups[(fact.row.machine, fact.area, fact.phase, without_bucket(fact))].append(fact)
     found: list[Chart] = []
-    for (_, area, phase, rest), group in groups.items():
+    for (_, area, phase, rest), group in beside_one_another(f for f in facts if _lanes(f) is not None):
         parts: dict[str, list[Point]] = {
             "computation": [], "exposed communication": [], "hidden communication": [],
         }  # fmt: skip

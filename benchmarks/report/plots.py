@@ -1,5 +1,6 @@
 """Charts as matplotlib figures, each savable as PNG and SVG."""
 
+import hashlib
 import io
 import math
 import multiprocessing
@@ -60,15 +61,15 @@ def render(chart: Chart, image_format: str) -> bytes:
     """
     if image_format not in IMAGE_FORMATS:
         raise ValueError(f"unknown image format {image_format!r}; known: {', '.join(IMAGE_FORMATS)}")
-    return _bytes(figure(chart), image_format)
+    return _bytes(figure(chart), image_format, origin(chart))
 
 
-def _bytes(drawn: "Figure", image_format: str) -> bytes:
+def _bytes(drawn: "Figure", image_format: str, from_: str) -> bytes:
     out = io.BytesIO()
     # No date in the file, and little time for packing: half of the time would go there.
-    options: dict[str, Any] = (
-        {"metadata": {"Date": None}} if image_format == "svg" else {"pil_kwargs": {"compress_level": 1}}
-    )
+    options: dict[str, Any] = {"metadata": {"Date": None, "Identifier": from_}}
+    if image_format == "png":
+        options = {"metadata": {"Comment": from_}, "pil_kwargs": {"compress_level": 1}}
     with matplotlib_style():
         drawn.savefig(out, format=image_format, **options)
     return out.getvalue()
@@ -83,21 +84,49 @@ def save(chart: Chart, folder: Path) -> list[Path]:
     drawn = figure(chart)
     paths = [folder / f"{chart.id}.{image_format}" for image_format in IMAGE_FORMATS]
     for path, image_format in zip(paths, IMAGE_FORMATS, strict=True):
-        write_picture(path, _bytes(drawn, image_format))
+        write_picture(path, _bytes(drawn, image_format, origin(chart)))
     return paths
 
 
-def render_all(charts: Sequence[Chart], image_format: str) -> Iterator[tuple[Chart, bytes]]:
-    """Each chart with its picture, in order; many are drawn on all processors at once."""
+def save_all(charts: Sequence[Chart], folder: Path, image_format: str) -> Iterator[Path]:
+    """Write every chart in one format under its id, giving the paths as they are there.
+
+    A picture says in its file what it was drawn from; one that is up to date is left as it is.
+
+    Raises:
+        ValueError: a place cannot be written.
+    """
+    paths = {folder / f"{chart.id}.{image_format}": chart for chart in charts}
+    missing = {
+        path: chart
+        for path, chart in paths.items()
+        if not (path.is_file() and origin(chart).encode() in path.read_bytes())
+    }
+    yield from (path for path in paths if path not in missing)
+    for path, picture in zip(missing, _render_all(list(missing.values()), image_format), strict=True):
+        write_picture(path, picture)
+        yield path
+
+
+def origin(chart: Chart) -> str:
+    """A hash of all that decides how a chart's picture looks."""
+    import matplotlib
+
+    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("plots.py", "style.py"))
+    said = repr((chart, matplotlib.__version__)).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(code + said).hexdigest()
+
+
+def _render_all(charts: Sequence[Chart], image_format: str) -> Iterator[bytes]:
+    """Pictures in order; many are drawn on all processors at once."""
     workers = min(os.cpu_count() or 1, len(charts) // 8)
     if workers < 2:
-        yield from ((chart, render(chart, image_format)) for chart in charts)
+        yield from (render(chart, image_format) for chart in charts)
         return
     # Fresh processes: a forked one would inherit the threads' locks of this one.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        formats = [image_format] * len(charts)
-        yield from zip(charts, pool.map(render, charts, formats, chunksize=4), strict=True)
+        yield from pool.map(render, charts, [image_format] * len(charts), chunksize=4)
 
 
 def write_picture(path: Path, picture: bytes) -> None:

@@ -1,5 +1,7 @@
 """Places that cannot be written: one line and status 2 before any work, and nothing half-written."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.__main__ import main
@@ -51,10 +53,25 @@ def test_a_picture_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.png", b"old")]
 
 
-def test_many_pictures_come_in_order_whoever_draws_them(monkeypatch):
+def numbered(count):
+    return [replace(CHART, id=f"c{number}") for number in range(count)]
+
+
+def test_many_pictures_are_the_same_whoever_draws_them(tmp_path, monkeypatch):
     monkeypatch.setattr(plots.os, "cpu_count", lambda: 2)
-    charts = [CHART] * 16
-    drawn = list(plots.render_all(charts, "svg"))
-    assert [chart for chart, _ in drawn] == charts and {picture for _, picture in drawn} == {
-        plots.render(CHART, "svg")
-    }
+    paths = list(plots.save_all(numbered(16), tmp_path, "svg"))
+    assert [path.name for path in paths] == [f"c{number}.svg" for number in range(16)]
+    assert all(
+        path.read_bytes() == plots.render(chart, "svg")
+        for path, chart in zip(paths[:2], numbered(2), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", plots.IMAGE_FORMATS)
+def test_only_pictures_that_changed_are_drawn_again(kind, tmp_path, monkeypatch):
+    list(plots.save_all(numbered(3), tmp_path, kind))
+    drawn = []
+    monkeypatch.setattr(plots, "render", lambda chart, kind: drawn.append(chart.id) or b"new")
+    changed = [replace(chart, caption="other") if chart.id == "c1" else chart for chart in numbered(3)]
+    assert len(list(plots.save_all(changed, tmp_path, kind))) == 3
+    assert drawn == ["c1"] and (tmp_path / f"c1.{kind}").read_bytes() == b"new"

@@ -48,8 +48,17 @@ def figure(chart: Chart) -> "Figure":
             )
         if len(chart.series) > 1 or chart.kind != "line":
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9)
-        if chart.context:
-            drawn.supxlabel("\n".join(chart.context), fontsize=7, color=LIGHT.muted, x=0.01, ha="left")
+        if chart.context:  # below the axis' label, wherever the axes end
+            axes.annotate(
+                "\n".join(chart.context),
+                (0, 0),
+                xycoords="axes fraction",
+                xytext=(0, -44),
+                textcoords="offset points",
+                fontsize=7,
+                color=LIGHT.muted,
+                va="top",
+            )
     return drawn
 
 
@@ -179,20 +188,22 @@ def _line(axes: Any, series: Series, chart: Chart) -> None:
 
 
 def _gaps(axes: Any, chart: Chart) -> None:
-    """A cross on the lower edge for every point that has a status instead of a value."""
+    """A cross on the lower edge for every point that has a status instead of a value, beside one another."""
+    from matplotlib.transforms import ScaledTranslation
+
+    crowds: dict[float, list[str]] = {}
     for series in chart.series:
-        xs = [point.x for point in series.points if point.y is None and point.status]
-        if xs:
+        for point in series.points:
+            if point.y is None and point.status:
+                crowds.setdefault(point.x, []).append(color_of(series.color))
+    for x, crowd in crowds.items():
+        for place, color in enumerate(crowd):
+            aside = (place - (len(crowd) - 1) / 2) * 7 / 72
+            shift = ScaledTranslation(aside, 0, axes.figure.dpi_scale_trans)
             axes.plot(
-                xs,
-                [0.015] * len(xs),
-                transform=axes.get_xaxis_transform(),
-                linestyle="none",
-                marker="x",
-                markersize=6,
-                color=color_of(series.color),
-                clip_on=False,
-            )
+                [x], [0.015], transform=axes.get_xaxis_transform() + shift, linestyle="none", marker="x",
+                markersize=6, color=color, clip_on=False,
+            )  # fmt: skip
 
 
 def _scale(axis: Any, described: Axis) -> None:
@@ -208,7 +219,7 @@ def _scale(axis: Any, described: Axis) -> None:
         axis.axes.set_ylim(bottom=0)
     if described.categories:
         names = described.categories
-        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+        axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axis.set_major_formatter(FuncFormatter(lambda x, _: names[int(x)] if 0 <= x < len(names) else ""))
     else:
         axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, described.unit)))
@@ -280,7 +291,7 @@ def _lanes(axes: Any, chart: Chart) -> None:
                 for point in series.points
                 if point.x == low and point.y is not None and point.until is not None
             ]
-            axes.broken_barh(spans, (low - 0.4, 0.36), color=color)
+            axes.broken_barh(spans, (low - 0.4, 0.36), color=color, linewidth=0)
         axes.plot([], [], color=color, linewidth=6, label=series.name)
     axes.set_xlim(left=0)
     _rows(axes, chart)

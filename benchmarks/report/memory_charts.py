@@ -44,7 +44,7 @@ def peak_charts(facts: Sequence[Facts]) -> list[Chart]:
                 x=Axis(label="", categories=tuple(_policy(fact, phase == "by phase") for fact in group)),
                 y=Axis(label=unit_name, zero=True),
                 series=tuple(series),
-                caption="Lower is better. The line across a bar is what the planner predicted.",
+                caption="Lower is better. The line across a bar is what the planner predicted; beside it both numbers.",
                 context=tuple(contexts(group)),
             )
         )

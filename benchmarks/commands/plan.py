@@ -1,7 +1,6 @@
 """`plan`: predict how long a training step takes on many devices, before buying or booking them."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,8 +50,8 @@ def plan(
     from trainstep.accounting.search import search
     from trainstep.accounting.sizes import parse_bytes
 
-    _check_suffix(out, TABLE_SUFFIXES)
-    _check_suffix(figure, tuple(f".{name}" for name in IMAGE_FORMATS))
+    _check_file(out, TABLE_SUFFIXES)
+    _check_file(figure, tuple(f".{name}" for name in IMAGE_FORMATS))
     if keep < 1:
         raise ValueError(f"--keep must be at least 1, got {keep}")
     shape = {
@@ -88,14 +87,19 @@ def plan(
     return 0
 
 
-def _check_suffix(path: Path | None, known: tuple[str, ...]) -> None:
+def _check_file(path: Path | None, known: tuple[str, ...]) -> None:
     """Refuse before anything is computed what could not be written after it."""
+    from benchmarks.commands.measuring import writable
+
     if path is None:
         return
     if path.suffix not in known:
         raise ValueError(f"{str(path)!r} must end in {' or '.join(known)}")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no directory {str(path.absolute().parent)!r} to write {path.name!r} in")
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a directory")
+    writable(path.absolute().parent)
 
 
 def _print(question: "Question", plans: list["Plan"], devices: int, validation: bool) -> None:
@@ -142,7 +146,7 @@ def write_plans(path: Path, question: "Question", plans: list["Plan"]) -> None:
     from benchmarks.commands import plan_tables
     from benchmarks.measure.record import write_atomically
 
-    _check_suffix(path, TABLE_SUFFIXES)
+    _check_file(path, TABLE_SUFFIXES)
     rows = [
         first | second | third
         for first, second, third in zip(
@@ -178,12 +182,9 @@ def draw_plans(path: Path, question: "Question", plans: list["Plan"]) -> None:
     """Draw plans as PNG or SVG, whole or not at all.
 
     Raises:
-        ValueError: the name ends in neither.
+        ValueError: the name ends in neither, or the place cannot be written.
     """
     from benchmarks.commands.plan_charts import plan_chart
-    from benchmarks.report.plots import render
+    from benchmarks.report.plots import render, write_picture
 
-    picture = render(plan_chart(question, plans), path.suffix.removeprefix("."))
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_bytes(picture)
-    os.replace(part, path)
+    write_picture(path, render(plan_chart(question, plans), path.suffix.removeprefix(".")))

@@ -94,7 +94,8 @@ def print_rows(rows: Sequence[Row]) -> None:
                 "samples": fact.time.count,
                 "best peer / this": best / fact.seconds if best and fact.seconds else None,
             }
-            lines.append(line | {name: value(fact) for name, value in extra.get(area, {}).items()})
+            line |= {name: value(fact) for name, value in extra.get(area, {}).items()}
+            lines.append(line | {"notes": facts.ABOVE_PEAK if fact.above_peak else None})
         print_frame(f"{area} {phase} · {parameters}", pandas.DataFrame(lines))
     failed = [fact for fact in found if fact.row.status != "ok"]
     lines = [{"status": f.row.status, "case": f.row.case, "reason": f.row.reason} for f in failed]

@@ -21,37 +21,46 @@ def report(
         str | None, typer.Option(help='Only this machine; "local" for unpublished runs.')
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the page; results/html by default.")] = None,
-    table_format: Annotated[
+    file_format: Annotated[
         str | None,
         typer.Option(
-            "--format", help="Also write every table as md, tex, typ or csv, and every figure as PNG and SVG."
+            "--format", help="Also write every table as md, tex, typ or csv, or every figure as png or svg."
         ),
     ] = None,
 ) -> int:
-    """Write the page; with a format, the tables and figures as files beside it."""
+    """Write the page; with a format, its tables or its figures as files beside it."""
     from benchmarks.cases.registries import ROOT
 
     directory = out if out is not None else ROOT / "results" / "html"
-    print(make_report(ROOT, directory, machine=machine, table_format=table_format))
+    print(make_report(ROOT, directory, machine=machine, file_format=file_format))
     return 0
 
 
 def make_report(
-    root: Path, directory: Path, *, machine: str | None = None, table_format: str | None = None
+    root: Path, directory: Path, *, machine: str | None = None, file_format: str | None = None
 ) -> Path:
     """Write the page of a checkout's results; returns its path. Damaged files are named on it and on stderr.
 
     Raises:
         ValueError: no such machine or format, or a place that cannot be written; nothing is written then.
     """
+    from benchmarks.commands.measuring import writable
     from benchmarks.commands.printing import is_peer
     from benchmarks.measure.record import write_atomically
     from benchmarks.report.formats import FORMATS
     from benchmarks.report.page import build_page
+    from benchmarks.report.plots import IMAGE_FORMATS
     from benchmarks.report.trends import regressions, trends
 
-    if table_format is not None and table_format not in FORMATS:
-        raise ValueError(f"unknown table format {table_format!r}; known: {', '.join(FORMATS)}")
+    known_formats = (*FORMATS, *IMAGE_FORMATS)
+    if file_format is not None and file_format not in known_formats:
+        raise ValueError(f"unknown format {file_format!r}; known: {', '.join(known_formats)}")
+    index = directory / "index.html"
+    writable(directory)
+    if file_format is not None:
+        writable(_folder(directory, file_format))
+    if index.is_dir():
+        raise ValueError(f"cannot write {index}: it is a directory")
     rows, damaged = collect(root / "results")
     if machine is not None:
         known = sorted({row.machine for row in rows})
@@ -70,10 +79,9 @@ def make_report(
         damaged=damaged,
         links=[("asv site", "asv/index.html")] if (directory / "asv" / "index.html").is_file() else [],
     )
-    index = directory / "index.html"
     write_atomically(index, made.html)
-    if table_format is not None:
-        write_files(made, directory, table_format)
+    if file_format is not None:
+        write_files(made, _folder(directory, file_format), file_format)
     return index
 
 
@@ -108,8 +116,14 @@ def first_parents(root: Path) -> list["Commit"]:
     return [Commit(sha=sha, subject=subject) for sha, _, subject in parts][::-1]
 
 
-def write_files(made: "Made", directory: Path, table_format: str) -> None:
-    """Every table in one format under tables/, every figure as PNG and SVG under figures/.
+def _folder(directory: Path, file_format: str) -> Path:
+    from benchmarks.report.plots import IMAGE_FORMATS
+
+    return directory / ("figures" if file_format in IMAGE_FORMATS else "tables")
+
+
+def write_files(made: "Made", folder: Path, file_format: str) -> None:
+    """Every table, or with a format of pictures every figure, in one format.
 
     Raises:
         ValueError: a place cannot be written.
@@ -118,9 +132,18 @@ def write_files(made: "Made", directory: Path, table_format: str) -> None:
     from rich.progress import track
 
     from benchmarks.measure.record import write_atomically
-    from benchmarks.report.plots import save
+    from benchmarks.report.plots import IMAGE_FORMATS, save_all
 
-    for name, texts in made.tables.items():
-        write_atomically(directory / "tables" / f"{name}.{table_format}", texts[table_format])
-    for chart in track(made.figures, "figures", console=Console(stderr=True), transient=True):
-        save(chart, directory / "figures")
+    if file_format not in IMAGE_FORMATS:
+        for name, texts in made.tables.items():
+            write_atomically(folder / f"{name}.{file_format}", texts[file_format])
+        return
+    pictures = track(
+        save_all(made.figures, folder, file_format),
+        "figures",
+        total=len(made.figures),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    for _ in pictures:
+        pass

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.report import charts, lane_charts, memory_charts, tables
+from benchmarks.report import charts, lane_charts, memory_charts, memory_tables, tables
 from benchmarks.report.chart import Chart
 from benchmarks.report.facts import Facts, contexts
 from benchmarks.report.html import join, tag
@@ -70,7 +70,7 @@ def _drawn(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[Chart]:
     if name == "collective":
         return charts.collective_charts(chosen, is_peer)
     if name == "policies":
-        return memory_charts.policy_charts(chosen)
+        return memory_charts.peak_charts(chosen)
     if name == "sharding":
         return [
             *charts.parallel_charts(chosen),
@@ -93,7 +93,7 @@ def _tabulated(name: str, chosen: Sequence[Facts], is_peer: IsPeer) -> list[tupl
     if name == "collective":
         return [("collectives", "Collectives", tables.collectives(chosen))]
     if name == "policies":
-        return [("memory", "Peak memory", tables.memory(chosen))]
+        return [("memory", "Peak memory", memory_tables.memory(chosen))]
     if name == "sharding":
         return [
             ("sharding", "Sharded variants", tables.parallel(chosen, is_peer)),

@@ -8,7 +8,7 @@ from benchmarks.report.formats import number
 from benchmarks.report.html import Html, tag
 from benchmarks.report.tables import IsPeer, flags
 
-MOST_CARDS, MOST_BARS = 8, 7
+MOST_CARDS, MOST_BARS = 12, 7
 
 
 def _work(fact: Facts) -> float:
@@ -17,21 +17,21 @@ def _work(fact: Facts) -> float:
 
 
 def headline_groups(facts: Sequence[Facts], is_peer: IsPeer) -> list[list[Facts]]:
-    """For each area and phase, one run's rows at the largest configuration where ours and a peer have a time.
+    """For each area, phase and dtype, one run's rows at the largest configuration where ours and a peer have a time.
 
-    Rows are fastest first. Oversubscribed rows never make a headline.
+    Rows are fastest first. Oversubscribed rows never make a headline, nor does a run with a row above the peak.
     """
     by_run: dict[tuple[object, ...], list[Facts]] = defaultdict(list)
     for fact in facts:
         if fact.seconds and not fact.oversubscribed:
             by_run[(fact.row.machine, fact.row.run, fact.row.commit, *fact.configuration)].append(fact)
-    best: dict[tuple[str, str], tuple[tuple[float, int], list[Facts]]] = {}
+    best: dict[tuple[str, str, str], tuple[tuple[float, int], list[Facts]]] = {}
     for group in by_run.values():
         kinds = {is_peer(fact.area, fact.target) for fact in group}
-        if kinds != {True, False}:
+        if kinds != {True, False} or any(fact.above_peak for fact in group):
             continue
         size = (max(_work(fact) for fact in group), len(group))
-        key = (group[0].area, group[0].phase)
+        key = (group[0].area, group[0].phase, group[0].dtype)
         if key not in best or size > best[key][0]:
             best[key] = (size, sorted(group, key=lambda fact: fact.seconds or 0.0))
     return [group for _, group in best.values()][:MOST_CARDS]
@@ -62,7 +62,7 @@ def card(group: Sequence[Facts], is_peer: IsPeer) -> Html:
         ]
     return tag(
         "article",
-        tag("div", f"{ours.area} · {ours.phase}".replace("_", " "), class_="eyebrow"),
+        tag("div", f"{ours.area} · {ours.phase} · {ours.dtype}".replace("_", " "), class_="eyebrow"),
         tag(
             "div",
             f"{ratio:.2f}×",

@@ -1,26 +1,28 @@
 """What a chart shows, apart from how it is drawn: `plots` and the page draw the same description."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One place of a series.
+    """One place of a series; on lanes, one interval.
 
     Attributes:
-        x: number, or the index of a category.
+        x: number, or the index of a category; on lanes plus a half for the lower of a category's two lanes.
         y: None is a gap: never drawn as zero, never joined over.
         note: what a reader sees on pointing at it, plain text.
-        status: why there is a gap ("oom", "error", ...), drawn as a mark on the chart's edge; None for a mere
-            gap.
+        status: why there is a gap ("oom", "error", ...), drawn as a mark on the chart's edge, on bars as a word;
+            None for a mere gap.
+        until: on lanes the end of the interval that begins at `y`.
     """
 
     x: float
     y: float | None
     note: str = ""
     status: str | None = None
+    until: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Mark:
         x: where.
         label: what to say there.
         kind: "regression", a "possible" one, a "step" that was made good or is an improvement, a change of
-            "environment", the beginning of a "phase".
+            "environment" (another host among them), the beginning of a "phase".
     """
 
     x: float
@@ -78,7 +80,8 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart: "line" (series over x) or "bars" (horizontal, a bar for each category, series stacked).
+    """A chart: "line" (series over x), "bars" (horizontal, a bar for each category, series stacked) or "lanes"
+    (two lanes of intervals for each category).
 
     Attributes:
         id: distinct on a page and safe as a file name.
@@ -98,7 +101,7 @@ class Chart:
     context: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.kind in ("line", "bars"), self.kind
+        assert self.kind in ("line", "bars", "lanes"), self.kind
 
     @property
     def empty(self) -> bool:
@@ -106,8 +109,15 @@ class Chart:
         return not any(point.y is not None for one in self.series for point in one.points)
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary for the page's script."""
-        return asdict(self)
+        """A dictionary for the page's script; of what a point lacks only a missing y is said."""
+        described = {one.name: getattr(self, one.name) for one in fields(self)}
+        series = [vars(one) | {"points": [_said(point) for point in one.points]} for one in self.series]
+        marks = [asdict(mark) for mark in self.marks]
+        return described | {"x": asdict(self.x), "y": asdict(self.y), "series": series, "marks": marks}
+
+
+def _said(point: Point) -> dict[str, Any]:
+    return {name: value for name, value in vars(point).items() if name == "y" or value not in (None, "")}
 
 
 def file_name(text: str, taken: Sequence[str] = ()) -> str:

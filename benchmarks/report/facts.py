@@ -14,7 +14,8 @@ from benchmarks.cases.case import parse_id
 from benchmarks.measure.record import Row
 
 # Order of the provenance line; other keys of `env` stay in the records.
-_CONTEXT_KEYS = ("driver", "cuda", "torch", "triton", "python")
+_CONTEXT_KEYS = ("driver", "cuda", "torch", "triton", "python", "host")
+ABOVE_PEAK = "above the peak: work or peak is wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +131,43 @@ class Facts:
         peak = peak_of(self.device_name, self.dtype)
         if peak is None:
             return None
-        flops, moved = self.metric("flops"), self.metric("bytes")
+        flops, moved = self.metric("flops"), self.least_bytes
         attainable = peak.flops_per_second
         if flops and moved and peak.bytes_per_second:
             attainable = min(attainable, flops / moved * peak.bytes_per_second)
         return attainable * self.world_size
 
     @property
+    def above_peak(self) -> bool:
+        """Faster than its device can be: the work is counted wrong, or the clock or the peak is."""
+        peak, moved = peak_of(self.device_name, self.dtype), self.per_second("bytes")
+        if peak and peak.bytes_per_second and moved and moved > peak.bytes_per_second * self.world_size:
+            return True
+        return (self.roofline_share or 0) > 1
+
+    @property
+    def least_bytes(self) -> float | None:
+        """Bytes that must pass through device memory: what the row notes, for attention each tensor once.
+
+        Forward: q, k, v and the output. Backward, alone or after a forward pass: these and their gradients. None
+        for other rows that note nothing.
+        """
+        noted = self.metric("bytes")
+        if (
+            noted is not None
+            or self.area != "attention"
+            or not {"B", "N", "K", "S", "T", "H"} <= set(self.shape)
+        ):
+            return noted
+        from trainstep.specs.dtype import get_dtype
+
+        shape = self.shape
+        elements = shape["B"] * shape["H"] * (shape["N"] * shape["S"] + shape["K"] * shape["T"])
+        return elements * get_dtype(self.dtype).bytes * (2 if self.phase == "forward" else 4)
+
+    @property
     def roofline_share(self) -> float | None:
-        """Rate over the attainable rate; above 1 the work is counted wrong, and the tables flag it."""
+        """Rate over the attainable rate; above 1 see `above_peak`."""
         rate, attainable = self.per_second("flops"), self.attainable_flops_per_second
         return rate / attainable if rate is not None and attainable else None
 

@@ -98,19 +98,18 @@ def sparkline(trend: Trend, commits: Sequence[Commit]) -> Html:
             runs.append([])
     path = "".join(
         f"{'M' if step == 0 else 'L'}{place(index)[0]:.1f} {place(index)[1]:.1f}"
-        + ("h0.01" if len(run) == 1 else "")  # a lone point is drawn by its round cap
         for run in runs
         for step, index in enumerate(run)
     )
+
+    def dot(index: int, radius: float, color: str) -> Html:
+        x, y = place(index)
+        return tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=str(radius), fill=color)
+
     position = {commit.sha: index for index, commit in enumerate(commits)}
-    dots = [
-        tag(
-            "circle",
-            cx=f"{place(at)[0]:.1f}",
-            cy=f"{place(at)[1]:.1f}",
-            r="3",
-            fill="var(--bad)" if trends.sure(finding) else "var(--warn)",
-        )
+    dots = [dot(run[0], 1.8, "currentColor") for run in runs if len(run) == 1]
+    dots += [
+        dot(at, 3, "var(--bad)" if trends.sure(finding) else "var(--warn)")
         for finding in trend.findings
         for at in [position.get(finding["commits"][-1], -1)]
         if at in trend.values

@@ -33,7 +33,7 @@ class Page:
             tag("div", class_="canvas", role="group", aria_label=chart.title),
             tag("figcaption", chart.caption),
             tag("div", "\n".join(chart.context), class_="where", style="white-space:pre-line"),
-            class_=kind,
+            class_=kind or ("wide" if chart.kind == "lanes" else None),
             data_chart=chart.id,
         )
 

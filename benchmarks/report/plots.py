@@ -1,8 +1,12 @@
 """Charts as matplotlib figures, each savable as PNG and SVG."""
 
+import hashlib
 import io
 import math
+import multiprocessing
 import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +24,14 @@ def figure(chart: Chart) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    kinds = {"line": _lines, "bars": _bars, "lanes": _lanes}
     with matplotlib_style():
-        height = 4.4 if chart.kind == "line" else 1.4 + 0.42 * max(2, len(chart.x.categories))
-        drawn = Figure(figsize=(8, height), layout="constrained")
+        each = {"bars": 0.42, "lanes": 0.6}.get(chart.kind, 0)
+        height = 1.4 + each * max(2, len(chart.x.categories)) if each else 4.4
+        drawn = Figure(figsize=(8, height))
         FigureCanvasAgg(drawn)
         axes = drawn.add_subplot()
-        (_lines if chart.kind == "line" else _bars)(axes, chart)
+        kinds[chart.kind](axes, chart)
         axes.set_title(chart.title)
         for place in chart.marks:
             color = {"regression": LIGHT.bad, "possible": LIGHT.warn}.get(place.kind, LIGHT.muted)
@@ -40,10 +46,19 @@ def figure(chart: Chart) -> "Figure":
                 fontsize=8,
                 va="top",
             )
-        if len(chart.series) > 1 or chart.kind == "bars":
+        if len(chart.series) > 1 or chart.kind != "line":
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9)
-        if chart.context:
-            drawn.supxlabel("\n".join(chart.context), fontsize=7, color=LIGHT.muted, x=0.01, ha="left")
+        if chart.context:  # below the axis' label, wherever the axes end
+            axes.annotate(
+                "\n".join(chart.context),
+                (0, 0),
+                xycoords="axes fraction",
+                xytext=(0, -44),
+                textcoords="offset points",
+                fontsize=7,
+                color=LIGHT.muted,
+                va="top",
+            )
     return drawn
 
 
@@ -55,24 +70,89 @@ def render(chart: Chart, image_format: str) -> bytes:
     """
     if image_format not in IMAGE_FORMATS:
         raise ValueError(f"unknown image format {image_format!r}; known: {', '.join(IMAGE_FORMATS)}")
+    return _bytes(figure(chart), image_format, origin(chart))
+
+
+def _bytes(drawn: "Figure", image_format: str, from_: str) -> bytes:
     out = io.BytesIO()
+    # No date in the file, and little time for packing: half of the time would go there.
+    options: dict[str, Any] = {"metadata": {"Date": None, "Identifier": from_}}
+    if image_format == "png":
+        options = {"metadata": {"Comment": from_}, "pil_kwargs": {"compress_level": 1}}
     with matplotlib_style():
-        metadata: dict[str, Any] = {"Date": None} if image_format == "svg" else {}
-        figure(chart).savefig(out, format=image_format, metadata=metadata)
+        drawn.savefig(out, format=image_format, **options)
     return out.getvalue()
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write a chart as PNG and SVG under its id, each whole or not at all; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for image_format in IMAGE_FORMATS:
-        path = folder / f"{chart.id}.{image_format}"
-        part = path.with_suffix(path.suffix + ".part")
-        part.write_bytes(render(chart, image_format))
+    """Draw a chart once and write it as PNG and SVG under its id; returns the paths.
+
+    Raises:
+        ValueError: the place cannot be written.
+    """
+    drawn = figure(chart)
+    paths = [folder / f"{chart.id}.{image_format}" for image_format in IMAGE_FORMATS]
+    for path, image_format in zip(paths, IMAGE_FORMATS, strict=True):
+        write_picture(path, _bytes(drawn, image_format, origin(chart)))
+    return paths
+
+
+def save_all(charts: Sequence[Chart], folder: Path, image_format: str) -> Iterator[Path]:
+    """Write every chart in one format under its id, giving the paths as they are there.
+
+    A picture says in its file what it was drawn from; one that is up to date is left as it is.
+
+    Raises:
+        ValueError: a place cannot be written.
+    """
+    paths = {folder / f"{chart.id}.{image_format}": chart for chart in charts}
+    missing = {
+        path: chart
+        for path, chart in paths.items()
+        if not (path.is_file() and origin(chart).encode() in path.read_bytes())
+    }
+    yield from (path for path in paths if path not in missing)
+    for path, picture in zip(missing, _render_all(list(missing.values()), image_format), strict=True):
+        write_picture(path, picture)
+        yield path
+
+
+def origin(chart: Chart) -> str:
+    """A hash of all that decides how a chart's picture looks."""
+    import matplotlib
+
+    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("plots.py", "style.py"))
+    said = repr((chart, matplotlib.__version__)).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(code + said).hexdigest()
+
+
+def _render_all(charts: Sequence[Chart], image_format: str) -> Iterator[bytes]:
+    """Pictures in order; many are drawn on all processors at once."""
+    workers = min(os.cpu_count() or 1, len(charts) // 8)
+    if workers < 2:
+        yield from (render(chart, image_format) for chart in charts)
+        return
+    # Fresh processes: a forked one would inherit the threads' locks of this one.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield from pool.map(render, charts, [image_format] * len(charts), chunksize=4)
+
+
+def write_picture(path: Path, picture: bytes) -> None:
+    """Write a picture whole or not at all.
+
+    Raises:
+        ValueError: the place cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(picture)
         os.replace(part, path)
-        written.append(path)
-    return written
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _lines(axes: Any, chart: Chart) -> None:
@@ -108,20 +188,22 @@ def _line(axes: Any, series: Series, chart: Chart) -> None:
 
 
 def _gaps(axes: Any, chart: Chart) -> None:
-    """A cross on the lower edge for every point that has a status instead of a value."""
+    """A cross on the lower edge for every point that has a status instead of a value, beside one another."""
+    from matplotlib.transforms import ScaledTranslation
+
+    crowds: dict[float, list[str]] = {}
     for series in chart.series:
-        xs = [point.x for point in series.points if point.y is None and point.status]
-        if xs:
+        for point in series.points:
+            if point.y is None and point.status:
+                crowds.setdefault(point.x, []).append(color_of(series.color))
+    for x, crowd in crowds.items():
+        for place, color in enumerate(crowd):
+            aside = (place - (len(crowd) - 1) / 2) * 7 / 72
+            shift = ScaledTranslation(aside, 0, axes.figure.dpi_scale_trans)
             axes.plot(
-                xs,
-                [0.015] * len(xs),
-                transform=axes.get_xaxis_transform(),
-                linestyle="none",
-                marker="x",
-                markersize=6,
-                color=color_of(series.color),
-                clip_on=False,
-            )
+                [x], [0.015], transform=axes.get_xaxis_transform() + shift, linestyle="none", marker="x",
+                markersize=6, color=color, clip_on=False,
+            )  # fmt: skip
 
 
 def _scale(axis: Any, described: Axis) -> None:
@@ -137,7 +219,7 @@ def _scale(axis: Any, described: Axis) -> None:
         axis.axes.set_ylim(bottom=0)
     if described.categories:
         names = described.categories
-        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+        axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axis.set_major_formatter(FuncFormatter(lambda x, _: names[int(x)] if 0 <= x < len(names) else ""))
     else:
         axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, described.unit)))
@@ -159,7 +241,8 @@ def _bars(axes: Any, chart: Chart) -> None:
     """Stacked horizontal bars, first category on top; bounds as lines across them."""
     count = len(chart.x.categories)
     left = [0.0] * count
-    reach = [0.0] * count  # of bars and bounds: where a bar's number has room
+    reach = [0.0] * count  # of bars and bounds: where a bar's numbers have room
+    beside = [""] * count
     for series in chart.series:
         if series.bound:
             places = [(int(point.x), point.y) for point in series.points if point.y is not None]
@@ -167,6 +250,7 @@ def _bars(axes: Any, chart: Chart) -> None:
             axes.plot(at, rows, "|", color=LIGHT.ink, markersize=16, markeredgewidth=1.5, label=series.name)
             for place, value in places:
                 reach[place] = max(reach[place], value)
+                beside[place] += f" | {value:.4g}"
             continue
         widths = [0.0] * count
         for point in series.points:
@@ -183,9 +267,39 @@ def _bars(axes: Any, chart: Chart) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     reach = [max(pair) for pair in zip(left, reach, strict=True)]
     for place, (total, end) in enumerate(zip(left, reach, strict=True)):
-        axes.annotate(f" {total:.4g}", (end, place), va="center", fontsize=8, color=LIGHT.muted)
-    axes.set_xlim(0, max(reach, default=0) * 1.12 or 1)
-    axes.set_yticks(range(count), list(chart.x.categories))
+        said = _missing(chart, place) or f"{total:.4g}{beside[place]}"
+        axes.annotate(f" {said}", (end, place), va="center", fontsize=8, color=LIGHT.muted)
+    axes.set_xlim(0, max(reach, default=0) * (1.2 if any(beside) else 1.12) or 1)
+    _rows(axes, chart)
+
+
+def _missing(chart: Chart, place: int) -> str | None:
+    """What stands in a bar's stead: why it is missing, or a dash; None where there is a bar."""
+    points = [series.points[place] for series in chart.series if not series.bound]
+    if any(point.y is not None for point in points):
+        return None
+    return next((point.status for point in points if point.status), "–")
+
+
+def _lanes(axes: Any, chart: Chart) -> None:
+    """Two lanes of intervals for each category, first category on top."""
+    for series in chart.series:
+        color = color_of(series.color)
+        for low in sorted({point.x for point in series.points}):
+            spans = [
+                (point.y, point.until - point.y)
+                for point in series.points
+                if point.x == low and point.y is not None and point.until is not None
+            ]
+            axes.broken_barh(spans, (low - 0.4, 0.36), color=color, linewidth=0)
+        axes.plot([], [], color=color, linewidth=6, label=series.name)
+    axes.set_xlim(left=0)
+    _rows(axes, chart)
+
+
+def _rows(axes: Any, chart: Chart) -> None:
+    """The categories down the side, first on top, and the measure along the bottom."""
+    axes.set_yticks(range(len(chart.x.categories)), list(chart.x.categories))
     axes.invert_yaxis()
     axes.set_xlabel(chart.y.label)
     axes.grid(False, axis="y")

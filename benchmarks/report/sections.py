@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.measure.record import STATUSES, Row
-from benchmarks.report import memory_charts, tables
+from benchmarks.report import memory_charts, memory_tables, tables
 from benchmarks.report.areas import AREAS, area_section
 from benchmarks.report.cards import card, headline_groups
 from benchmarks.report.chart import file_name
@@ -113,11 +113,14 @@ def _memory(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None
     figures = [page.figure(renamed(chart, identity, page)) for chart in memory_charts.memory_charts(facts)]
     if not any(figures):
         return None
+    sheet = page.sheets.sheet(
+        named(identity, "allocations"), memory_tables.allocations(facts), title="Largest allocations"
+    )
     return Section(
         id=f"{identity}--memory",
         title="Memory over time",
-        lede="Active memory while a step runs, with its phases.",
-        content=tag("div", *figures, class_="figures"),
+        lede="Active memory while a step runs, with its phases, and what was allocated in the largest pieces.",
+        content=join([tag("div", *figures, class_="figures"), sheet]),
         count=str(len(figures)),
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.record import STATUSES
 from benchmarks.report.chart import file_name
+from benchmarks.report.facts import ABOVE_PEAK
 from benchmarks.report.formats import FORMATS, format_frame, is_absent, is_number, plain
 from benchmarks.report.html import Html, tag
 
@@ -67,7 +68,8 @@ class Sheets:
             cells = [_cell(names[i], row[i], i in numeric) for i in kept]
             if extra:
                 cells.insert(1, tag("td", extra[1](number)))
-            body.append(tag("tr", *cells, data_open=opens(number) if opens else None))
+            wrong = "above-peak" if any(ABOVE_PEAK in str(value) for value in row) else None
+            body.append(tag("tr", *cells, class_=wrong, data_open=opens(number) if opens else None))
         tools = [tag("span", "Copy:")]
         tools += [tag("button", label, type="button", data_copy=key) for key, label in _FORMAT_NAMES.items()]
         filter_box = tag(

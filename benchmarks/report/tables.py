@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.facts import Facts, Summary
+from benchmarks.report.facts import ABOVE_PEAK, Facts, Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,10 +28,11 @@ MEMORY_AREAS = ("memory",)
 # Columns that are not floating-point numbers.
 _TEXT = (
     "area | implementation | phase | parameters | status | part | dtype | mask | best peer | peer"
-    " | peer status | reason | check | notes | run | case | change | commit | finding | suite | machine"
+    " | peer status | reason | check | notes | run | case | change | commit | finding | suite | machine | during | made by"
 )
 _WHOLE = (
     "samples | heads | width | length | ranks | bytes | sent bytes | formula bytes | commits | without result"
+    " | times"
 )
 
 
@@ -57,7 +58,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else share * 100
 
 
-def _ratio(over: float | None, under: float | None) -> float | None:
+def ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
 
 
@@ -81,8 +82,8 @@ def flags(fact: Facts) -> str | None:
         found.append("uncommitted changes")
     if fact.time is not None and fact.time.count < 5:
         found.append(f"{fact.time.count} sample{'s' if fact.time.count > 1 else ''}")
-    if (fact.mfu or 0) > 1 or (fact.roofline_share or 0) > 1:
-        found.append("above the peak: work or peak is wrong")
+    if fact.above_peak:
+        found.append(ABOVE_PEAK)
     return "; ".join(found) or None
 
 
@@ -101,18 +102,19 @@ def peers_of(facts: Iterable[Facts], is_peer: IsPeer) -> list[tuple[Facts, list[
 
 
 def headline(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Every own case that ran beside the fastest peer of its run; a ratio above 1: ours is faster."""
+    """Every own case that ran beside peers, with the fastest of its run; a ratio above 1: ours is faster."""
     records = []
     for fact, peers in peers_of(facts, is_peer):
-        if fact.row.status == "skipped":
+        if not peers or fact.row.status == "skipped":
             continue
         best = peers[0] if peers and peers[0].seconds is not None else None
-        records.append(_identity(fact) | _timing(fact) | {
+        notes = [flags(fact), f"{best.target} {ABOVE_PEAK}" if best and best.above_peak else None]
+        records.append(identity(fact) | timing(fact) | {
             "best peer": best.target if best else None,
             "peer ms": _ms(best.seconds) if best else None,
-            "peer/ours": _ratio(best.seconds, fact.seconds) if best else None,
+            "peer/ours": ratio(best.seconds, fact.seconds) if best else None,
             "check": check_text(fact),
-            "notes": flags(fact),
+            "notes": "; ".join(filter(None, notes)) or None,
         })  # fmt: skip
     return frame(
         records,
@@ -133,17 +135,17 @@ def beside_peers(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
     for fact, peers in peers_of(facts, is_peer):
         if not peers or fact.row.status == "skipped":
             continue
-        record = _identity(fact) | {"median ms": _ms(fact.seconds)}
+        record = identity(fact) | {"median ms": _ms(fact.seconds)}
         for peer in peers:
-            ratio = _ratio(peer.seconds, fact.seconds)
-            record[peer.target] = ratio if peer.row.status == "ok" else peer.row.status
+            ok = peer.row.status == "ok"
+            record[peer.target] = ratio(peer.seconds, fact.seconds) if ok else peer.row.status
             names[peer.target] = None
         records.append(record)
     columns = ["area", "implementation", "phase", "parameters", "status", "median ms", *sorted(names)]
     return pandas.DataFrame(records, columns=columns, dtype=object)
 
 
-def _identity(fact: Facts) -> dict[str, Any]:
+def identity(fact: Facts) -> dict[str, Any]:
     return {
         "area": fact.area,
         "implementation": fact.target,
@@ -153,7 +155,7 @@ def _identity(fact: Facts) -> dict[str, Any]:
     }
 
 
-def _timing(fact: Facts) -> dict[str, Any]:
+def timing(fact: Facts) -> dict[str, Any]:
     time = fact.time
     return {
         "median ms": _ms(fact.seconds),
@@ -173,13 +175,13 @@ def steps(facts: Iterable[Facts]) -> "DataFrame":
         if fact.area not in STEP_AREAS:
             continue
         peak = fact.metric("peak_memory")
-        base = _identity(fact) | {"notes": flags(fact)}
+        base = identity(fact) | {"notes": flags(fact)}
         records += [base | {"part": name} | _statistics(fact.metric_summary(name)) for name in STEP_PHASES
                     if name in fact.row.metrics]  # fmt: skip
         records.append(base | {"part": "total"} | _statistics(fact.time) | {
             "tokens/s": fact.per_second("tokens"),
             "MFU %": _percent(fact.mfu),
-            "peak MiB": _mebibytes(peak),
+            "peak MiB": mebibytes(peak),
             "first call ms": _ms(fact.row.first_seconds),
         })  # fmt: skip
     return frame(
@@ -214,7 +216,7 @@ def attention(facts: Iterable[Facts]) -> "DataFrame":
     records = []
     for fact in chosen:
         rate = fact.per_second("flops")
-        records.append(_identity(fact) | _timing(fact) | {
+        records.append(identity(fact) | timing(fact) | {
             "dtype": fact.dtype,
             "heads": fact.shape.get("N"),
             "width": fact.shape.get("H"),
@@ -235,8 +237,8 @@ def attention(facts: Iterable[Facts]) -> "DataFrame":
 def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
     """Attention rates side by side: a line for each configuration, a column for each implementation.
 
-    The unit is `rate_unit`'s. A cell without a rate says why ("oom", "skipped", ...); a cell that was never
-    measured is absent, and a configuration without any rate is left out.
+    The unit is `rate_unit`'s. A cell without a rate says why ("oom", "skipped", "above the peak", ...); a cell
+    that was never measured is absent, and a configuration without any rate is left out.
     """
     chosen = [fact for fact in facts if fact.area in ATTENTION_AREAS]
     unit, _ = rate_unit(chosen)
@@ -257,6 +259,8 @@ def attention_rates(facts: Iterable[Facts]) -> "DataFrame":
         line[fact.target] = rate / unit if rate is not None else None
         if fact.row.status != "ok":
             line[fact.target] = fact.row.status
+        elif fact.above_peak:
+            line[fact.target] = "above the peak"
         names[fact.target] = None
     kept = [
         lines[key] for key in sorted(lines) if any(isinstance(value, float) for value in lines[key].values())
@@ -276,7 +280,7 @@ def collectives(facts: Iterable[Facts]) -> "DataFrame":
         if fact.area not in COLLECTIVE_AREAS:
             continue
         size = fact.shape.get("bytes")
-        records.append(_identity(fact) | _timing(fact) | {
+        records.append(identity(fact) | timing(fact) | {
             "ranks": fact.world_size,
             "bytes": size,
             "min ms": _ms(fact.time.minimum) if fact.time else None,
@@ -334,7 +338,11 @@ def formula_bytes(fact: Facts) -> float | None:
 
 
 def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
-    """Data-parallel variants: step, communication, its hidden and exposed parts, ratio to the best peer."""
+    """Data-parallel variants: step, communication, its hidden and exposed parts, ratio to the best peer.
+
+    Communication is noted from the start of each collective to its end, waiting for other ranks included; "traced"
+    columns come from the kernels of one profiled step of rank 0.
+    """
     chosen = [fact for fact in facts if fact.area in PARALLEL_AREAS]
     best: dict[str, Facts | None] = {}
     for fact, peers in peers_of(chosen, is_peer):
@@ -343,24 +351,28 @@ def parallel(facts: Iterable[Facts], is_peer: IsPeer) -> "DataFrame":
     for fact in chosen:
         communication, share = fact.metric("communication"), fact.metric("hidden_share")
         hidden, exposed = hidden_exposed(fact)
+        traced = fact.row.metrics.get("traced_hidden_share", {}) if fact.row.status == "ok" else {}
         peer = best.get(fact.row.case)
-        records.append(_identity(fact) | _timing(fact) | {
+        records.append(identity(fact) | timing(fact) | {
             "ranks": fact.world_size,
             "step ms": _ms(fact.seconds),
             "communication ms": _ms(communication),
-            "of step %": _percent(_ratio(communication, fact.seconds)),
+            "of step %": _percent(ratio(communication, fact.seconds)),
             "hidden %": _percent(share),
             "hidden ms": _ms(hidden),
             "exposed ms": _ms(exposed),
+            "traced communication ms": _ms(traced.get("communication_seconds")),
+            "traced hidden %": _percent(traced.get("value")),
             "best peer": peer.target if peer else None,
-            "peer/ours": _ratio(peer.seconds, fact.seconds) if peer else None,
+            "peer/ours": ratio(peer.seconds, fact.seconds) if peer else None,
             "check": check_text(fact),
             "notes": flags(fact),
         })  # fmt: skip
     return frame(
         records,
         "implementation | phase | parameters | ranks | status | step ms | communication ms"
-        " | of step % | hidden % | hidden ms | exposed ms | best peer | peer/ours | samples"
+        " | of step % | hidden % | hidden ms | exposed ms | traced communication ms | traced hidden % | best peer"
+        " | peer/ours | samples"
         " | spread % | check | notes",
     )
 
@@ -376,7 +388,7 @@ def hidden_exposed(fact: Facts) -> tuple[float | None, float | None]:
 def statuses(facts: Iterable[Facts]) -> "DataFrame":
     """Every row without a speed, with its reason: out of memory, failed, skipped here, or check red."""
     records = [
-        _identity(fact) | {"reason": fact.row.reason, "check": check_text(fact), "run": fact.row.run}
+        identity(fact) | {"reason": fact.row.reason, "check": check_text(fact), "run": fact.row.run}
         for fact in facts
         if fact.row.status != "ok"
     ]
@@ -386,28 +398,7 @@ def statuses(facts: Iterable[Facts]) -> "DataFrame":
     return frame(records, "status | area | implementation | phase | parameters | reason | check | run")
 
 
-def memory(facts: Iterable[Facts]) -> "DataFrame":
-    """Peak memory of checkpointing policies and the like beside the planner's prediction, with what they cost in time."""
-    records = []
-    for fact in facts:
-        if fact.area in MEMORY_AREAS:
-            peak, predicted = fact.metric("peak_memory"), fact.metric("predicted_peak")
-            records.append(_identity(fact) | _timing(fact) | {
-                "peak MiB": _mebibytes(peak),
-                "predicted MiB": _mebibytes(predicted),
-                "peak/predicted": _ratio(peak, predicted),
-                "tokens/s": fact.per_second("tokens"),
-                "check": check_text(fact),
-                "notes": flags(fact),
-            })  # fmt: skip
-    return frame(
-        records,
-        "implementation | phase | parameters | status | peak MiB | predicted MiB | peak/predicted | median ms"
-        " | tokens/s | samples | spread % | check | notes",
-    )
-
-
-def _mebibytes(size: float | None) -> float | None:
+def mebibytes(size: float | None) -> float | None:
     return None if size is None else size / MIB
 
 
@@ -424,7 +415,7 @@ def every_row(facts: Iterable[Facts]) -> "DataFrame":
     metrics: dict[str, None] = {}
     for fact in facts:
         rate = fact.per_second("flops")
-        record = _identity(fact) | _timing(fact)
+        record = identity(fact) | timing(fact)
         record |= {"GFLOP/s": rate / 1e9 if rate is not None else None}
         for name, entry in fact.row.metrics.items():
             value = fact.metric(name)

@@ -15,7 +15,7 @@ from benchmarks.circumstances import differences
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
 from benchmarks.report.facts import contexts, facts_of
-from benchmarks.report.tables import frame
+from benchmarks.report.tables import ATTENTION_AREAS, frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -78,7 +78,8 @@ def trends(
     for finding in findings:
         found[finding["case"]].append(finding)
     made = []
-    for (machine, case, suite), by_place in grouped.items():
+    for (machine, case, suite), measured in grouped.items():
+        by_place = {index: _alike(at) for index, at in measured.items()}
         values = {index: value for index, at in by_place.items() if (value := level(at)) is not None}
         mine = [
             f for f in found[case] if f.get("machine", machine) == machine and f.get("suite", suite) == suite
@@ -89,13 +90,19 @@ def trends(
                 case=case,
                 suite=suite,
                 values=values,
-                rows=dict(by_place),
+                rows=by_place,
                 findings=tuple(mine),
             )
         )
     return sorted(
         made, key=lambda t: (not any(map(sure, t.findings)), not t.findings, t.case, t.machine, t.suite)
     )
+
+
+def _alike(rows: Sequence[Row]) -> list[Row]:
+    """The newest row of a commit and those measured under the same circumstances."""
+    newest = max(rows, key=lambda row: row.started_at)
+    return [row for row in rows if row is newest or not changes(row, newest)]
 
 
 def level(rows: Sequence[Row]) -> float | None:
@@ -111,7 +118,7 @@ def level(rows: Sequence[Row]) -> float | None:
 def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[str, Any]]:
     """Trends whose last result is worse than the best before it by the gate's own rules, and since when.
 
-    Only results under the circumstances of the last one count: another driver or torch begins anew. The ratio
+    Only results under the circumstances of the last one count: another driver, torch or host begins anew. The ratio
     is the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit. "sure"
     says that each side had as many processes (on a GPU, samples) as the gate's rules need; without them only a
     large change is reported at all, and as a possibility.
@@ -144,11 +151,29 @@ def _comparable(trend: Trend, commits: Sequence[Commit]) -> list[dict[str, evide
         ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
         found = evidence.seconds(ok)
         assert found is not None, "a trend's values come from the same evidence"
-        if before is None or differences(before, ok[0]):
+        if before is None or changes(before, ok[0]):
             runs.append({})
         runs[-1][commits[index].sha] = found
         before = ok[0]
     return runs
+
+
+def changes(before: Row, after: Row) -> list[str]:
+    """Why two rows of a case do not compare, a text each: `differences`, and another host where the host's speed counts.
+
+    Machines of one name may be several hosts (`env["host"]`, a short hash), GPU machines often are. Only kernels timed
+    by the device itself do not depend on the host. Where a row does not say its host, nobody knows.
+    """
+    found = [text for text in differences(before, after) if not text.startswith("host ")]
+    gpu = after.env.get("device") == "cuda"
+    if gpu and after.case.split("/", 1)[0] in ATTENTION_AREAS:
+        return found
+    hosts = before.env.get("host"), after.env.get("host")
+    if None not in hosts and hosts[0] != hosts[1]:
+        found.insert(0, "other host")
+    elif hosts[0] != hosts[1] or (gpu and None in hosts and before.run != after.run):
+        found.insert(0, "perhaps another host")
+    return found
 
 
 def _certain(*sides: evidence.Evidence) -> bool:
@@ -211,7 +236,7 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
                 Point(x=x, y=None, note=f"{commits[index].label}\n{note}", status=row.status if row else None)
             )
             continue
-        if before is not None and (changed := differences(before, at[0])):
+        if before is not None and (changed := changes(before, at[0])):
             points.append(Point(x=x - 0.5, y=None))  # breaks the line
             marks.append(Mark(x=x - 0.5, label="; ".join(changed), kind="environment"))
         before = at[0]
@@ -231,7 +256,7 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
         for at, words in _steps(trend, commits)
         if at - low not in named
     ]
-    measured = [facts_of(row) for rows in trend.rows.values() for row in rows]
+    measured = [facts_of(row) for index in sorted(trend.rows) for row in trend.rows[index]]
     return Chart(
         id=file_name(f"history {trend.machine} {trend.suite} {trend.case}", taken),
         title=trend.case,

@@ -168,10 +168,10 @@ def test_the_theme_changes_and_is_remembered(page):
 @pytest.mark.parametrize("kind", ["SVG", "PNG"])
 def test_a_figure_is_downloaded(page, kind):
     page.value(
-        "[...document.querySelectorAll(\"figure[data-chart='cpu-2core-step-phases-w1'] .tools button\")]"
+        "[...document.querySelectorAll(\"figure[data-chart='cpu-2core-step-toy-b4-s128-fp32-w1'] .tools button\")]"
         f".find(b => b.textContent === '{kind}').click()"
     )
-    path = page.folder / f"cpu-2core-step-phases-w1.{kind.lower()}"
+    path = page.folder / f"cpu-2core-step-toy-b4-s128-fp32-w1.{kind.lower()}"
     deadline = time.monotonic() + 30
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < deadline, "no download"

@@ -35,7 +35,7 @@ def line_chart(**fields):
 def test_every_kind_of_chart_is_drawn_as_png_and_svg(tmp_path):
     found = [
         charts.attention_charts(latest(attention_rows()), is_peer)[0],
-        memory_charts.policy_charts(latest(memory_rows()))[0],
+        memory_charts.peak_charts(latest(memory_rows()))[0],
         trend_chart(trends(history_rows(), COMMITS, FINDINGS)[0], COMMITS),
     ]
     for chart in found:
@@ -65,6 +65,27 @@ def test_dollars_are_no_mathematics_and_angles_no_markup():
     points = (Point(x=0, y=1.0), Point(x=1, y=2.0))
     chart = line_chart(title=title, series=(Series(name=r"$\bad$", points=points, color=0),))
     assert title in "".join(ET.fromstring(plots.render(chart, "svg")).itertext())
+
+
+def test_lanes_are_drawn_as_intervals_on_two_levels():
+    points = (Point(x=0, y=0.0, until=4.0), Point(x=0.5, y=1.0, until=2.0))
+    chart = line_chart(kind="lanes", x=Axis(label="", categories=("naive",)),
+                       series=(Series(name="s", points=points, color=0),))  # fmt: skip
+    upper, lower = plots.figure(chart).axes[0].collections
+    assert [path.get_extents().bounds for path in upper.get_paths()] == [pytest.approx((0, -0.4, 4, 0.36))]
+    assert [path.get_extents().bounds for path in lower.get_paths()] == [pytest.approx((1, 0.1, 1, 0.36))]
+
+
+def test_a_bar_that_is_missing_says_why_and_a_bound_its_number():
+    bar = Series(
+        name="b", points=(Point(x=0, y=2.0), Point(x=1, y=None, status="oom"), Point(x=2, y=None)), color=0
+    )
+    line = Series(
+        name="l", points=(Point(x=0, y=3.0), Point(x=1, y=None), Point(x=2, y=None)), color=-1, bound=True
+    )
+    chart = line_chart(kind="bars", x=Axis(label="", categories=("a", "b", "c")), series=(bar, line))
+    texts = [text.get_text().strip() for text in plots.figure(chart).axes[0].texts]
+    assert texts == ["2 | 3", "oom", "–"]
 
 
 def test_the_same_chart_gives_the_same_file():

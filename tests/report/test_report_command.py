@@ -2,9 +2,11 @@
 
 import json
 import subprocess
+import sys
 
 import pytest
 
+from benchmarks.commands import report as command
 from benchmarks.commands.report import collect, first_parents, make_report
 from benchmarks.measure.record import RunWriter
 from benchmarks.report.facts import latest
@@ -88,33 +90,55 @@ def test_one_machine(checkout, tmp_path):
 def test_unknown_machine_and_format_write_nothing(checkout, tmp_path):
     with pytest.raises(ValueError, match="no results of machine 'x'; there are: cpu-2core"):
         make_report(checkout, tmp_path / "out", machine="x")
-    with pytest.raises(ValueError, match="unknown table format 'docx'; known: md, tex, typ, csv"):
-        make_report(checkout, tmp_path / "out", table_format="docx")
+    with pytest.raises(ValueError, match="unknown format 'docx'; known: md, tex, typ, csv, png, svg"):
+        make_report(checkout, tmp_path / "out", file_format="docx")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_written(checkout, tmp_path):
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(checkout, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot write"):
-        make_report(checkout, tmp_path / "file")
+    (tmp_path / "taken" / "index.html").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "tables").write_text("")
+    monkeypatch.setattr(
+        command, "collect", lambda results: pytest.fail("worked before the place was checked")
+    )
+    for place, file_format in (("file", None), ("file/below", None), ("taken", None), ("half", "md")):
+        with pytest.raises(ValueError, match="cannot write"):
+            make_report(checkout, tmp_path / place, file_format=file_format)
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]
 
 
-def test_tables_and_figures_as_files(tmp_path):
+@pytest.fixture
+def local_results(tmp_path):
     writer = RunWriter(tmp_path / "results" / "local" / "no-commit", "run")
     for one in all_rows():
         if one.case.startswith(("step/", "data_parallel/")):
             writer.add(one)
-    out = tmp_path / "out"
-    make_report(tmp_path, out, table_format="csv")
+    return tmp_path
+
+
+def test_tables_as_files_without_drawing(local_results, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it would fail
+    out = local_results / "out"
+    make_report(local_results, out, file_format="csv")
+    assert sorted(path.name for path in out.iterdir()) == ["index.html", "tables"]
     tables = {path.name for path in (out / "tables").iterdir()}
     assert {"cpu-2core-steps.csv", "cpu-2core-parallel.csv", "cpu-2core-headline.csv"} <= tables
-    assert (
-        (out / "tables" / "cpu-2core-steps.csv")
-        .read_text()
-        .startswith("implementation,phase,parameters,part,")
-    )
+    text = (out / "tables" / "cpu-2core-steps.csv").read_text()
+    assert text.startswith("implementation,phase,parameters,part,")
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_figures_as_files(local_results, kind):
+    out = local_results / "out"
+    make_report(local_results, out, file_format=kind)
+    assert sorted(path.name for path in out.iterdir()) == ["figures", "index.html"]
     figures = sorted(path.name for path in (out / "figures").iterdir())
-    assert len(figures) == 4 and {name.rsplit(".", 1)[1] for name in figures} == {"png", "svg"}
+    assert figures == [
+        f"cpu-2core-data-parallel-train-step-toy-b4-s128-fp32-w2.{kind}",
+        f"cpu-2core-step-toy-b4-s128-fp32-w1.{kind}",
+    ]
 
 
 def test_asv_results_are_read_and_its_configuration_is_no_damage(tmp_path):

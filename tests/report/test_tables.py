@@ -3,9 +3,12 @@
 import pandas
 import pytest
 
+from benchmarks.commands.printing import print_rows
 from benchmarks.report import facts as facts_module
-from benchmarks.report import tables
+from benchmarks.report import memory_tables, tables
+from benchmarks.report.cards import headline_groups
 from benchmarks.report.facts import facts_of, latest
+from benchmarks.report.page import build_page
 from tests.report.synthetic import (
     CPU_ENV,
     GPU_ENV,
@@ -159,6 +162,39 @@ def test_impossible_rates_are_flagged():
     assert "above the peak" in (tables.flags(fact) or "")
 
 
+def impossible_rows():
+    """A peer above the peak beside one of ours, and a kernel that moves bytes faster than the memory can."""
+    tail = "B1,N16,K16,S4096,T4096,H64,causal,bf16,w1"
+    flops = work(flops=4 * 16 * 4096**2 * 64 / 2)
+    return [
+        row(f"attention/triton/forward/{tail}", 1e-3, metrics=flops, env=GPU_ENV),
+        row(f"attention/flex/forward/{tail}", 1e-5, metrics=flops, env=GPU_ENV),
+        row("kernel/swiglu/forward/B1,bf16,w1", 1e-3, metrics=work(bytes=1e10), env=GPU_ENV),
+    ]
+
+
+def test_no_table_shows_a_rate_above_the_peak_as_if_it_were_fine(capsys):
+    found = [facts_of(one) for one in impossible_rows()]
+    assert [fact.above_peak for fact in found] == [False, True, True]
+    (line,) = records(tables.headline(found, is_peer))
+    assert line["notes"] == "flex above the peak: work or peak is wrong"
+    (rates,) = records(tables.attention_rates(found))
+    assert rates["flex"] == "above the peak" and rates["triton"] == pytest.approx(34.2, rel=0.02)
+    assert "above the peak" in pick(tables.every_row(found), implementation="swiglu")["notes"]
+    assert headline_groups(found, is_peer) == []
+    page = build_page(impossible_rows(), is_peer=is_peer).html
+    assert page.count('<tr class="above-peak">') >= 3
+    print_rows(impossible_rows())
+    assert "above the peak" in capsys.readouterr().out
+
+
+def test_nothing_possible_is_flagged(capsys):
+    rows = impossible_rows()[:1]
+    print_rows(rows)
+    assert "above" not in capsys.readouterr().out
+    assert "tr class=" not in build_page(rows, is_peer=is_peer).html
+
+
 def test_a_red_check_shows_error_and_budget():
     fact = facts_of(row("x", status="red", check={"error": None, "budget": 1.0}))
     assert tables.check_text(fact) == "red: no finite error"
@@ -167,11 +203,29 @@ def test_a_red_check_shows_error_and_budget():
 
 
 def test_memory_stands_beside_its_prediction():
-    frame = tables.memory(latest(memory_rows()))
+    frame = memory_tables.memory(latest(memory_rows()))
     line = pick(frame, implementation="every")
     assert (line["peak MiB"], line["predicted MiB"], line["peak/predicted"]) == (900, 1000, 0.9)
     assert pick(frame, implementation="group")["peak/predicted"] is None
     assert pick(frame, implementation="offload")["peak MiB"] is None
+
+
+def test_peaks_of_phases_have_columns():
+    sizes = {f"peak_{name}": {"value": size * 2**20, "unit": "byte", "better": "lower"}
+             for name, size in (("memory", 4), ("forward", 2), ("backward", 4))}  # fmt: skip
+    one = facts_of(row("memory/none/forward_backward/toy,B4,S128,fp32,w1", 1.0, metrics=sizes))
+    (line,) = records(memory_tables.memory([one]))
+    assert (line["forward MiB"], line["backward MiB"], line["optimizer MiB"]) == (2, 4, None)
+
+
+def test_the_largest_allocations_name_their_frames():
+    entry = {"value": 1, "unit": "byte", "better": None, "allocations": [
+        {"bytes": 2**20, "count": 3, "phase": "backward", "frame": "trainstep/model/loss.py:34 cross_entropy"}]}  # fmt: skip
+    rows = [row(f"memory/none/train_step/toy,B4,S{n},fp32,w1", metrics={"active_memory": entry} if n == 8 else {})
+            for n in (8, 16)]  # fmt: skip
+    (line,) = records(memory_tables.allocations([facts_of(one) for one in rows]))
+    assert (line["MiB"], line["times"], line["during"]) == (1, 3, "backward")
+    assert line["made by"] == "trainstep/model/loss.py:34 cross_entropy"
 
 
 def test_rows_of_any_area_show_their_metrics():
@@ -190,7 +244,13 @@ def test_rows_of_any_area_show_their_metrics():
 
 def test_tables_of_nothing_have_their_columns():
     made = [tables.headline([], is_peer), tables.beside_peers([], is_peer), tables.parallel([], is_peer)]
-    makers = (tables.steps, tables.attention, tables.attention_rates, tables.collectives, tables.memory)
+    makers = (
+        tables.steps,
+        tables.attention,
+        tables.attention_rates,
+        tables.collectives,
+        memory_tables.memory,
+    )
     for frame in [*made, *(maker([]) for maker in (*makers, tables.statuses, tables.every_row))]:
         assert isinstance(frame, pandas.DataFrame) and frame.empty and len(frame.columns)
 

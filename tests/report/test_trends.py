@@ -18,6 +18,7 @@ from tests.report.synthetic import (
     CPU_ENV,
     EVIL_SUBJECT,
     FINDINGS,
+    GPU_ENV,
     REGRESSED,
     STEADY,
     history_rows,
@@ -150,3 +151,62 @@ def test_changes_in_words(ratio, words):
 
 def test_an_unknown_commit_is_named_by_its_hash():
     assert blamed({"commits": ["abcdef0123"]}, [Commit(sha="1" * 40)]) == "abcdef01"
+
+
+STEP = "step/plain/train_step/small,B4,S512,fp32,w1"
+
+
+def on_hosts(*hosts, case=STEP, env=GPU_ENV):
+    """A case twice as slow at each further commit, each commit measured on its host; None: not said."""
+    return [
+        row(
+            case,
+            2.0**index,
+            commit=commit.sha,
+            run=f"run-{index}",
+            env=env | ({"host": host} if host else {}),
+        )
+        for index, (commit, host) in enumerate(zip(COMMITS, hosts, strict=False))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (("a", "b"), "other host"),
+        ((None, "b"), "perhaps another host"),
+        ((None, None), "perhaps another host"),
+    ],
+)
+def test_another_host_is_marked_and_is_no_regression(hosts, said):
+    rows = on_hosts(*hosts)
+    assert regressions(trends(rows, COMMITS), COMMITS) == []
+    chart = trend_chart(trend_of(STEP, rows), COMMITS)
+    (mark,) = chart.marks
+    assert (mark.kind, mark.label) == ("environment", said)
+    assert [point.y is None for point in chart.series[0].points] == [False, True, False]
+
+
+def test_the_same_host_is_compared_and_so_are_kernels_timed_by_the_device():
+    assert len(regressions(trends(on_hosts("a", "a"), COMMITS), COMMITS)) == 1
+    kernel = "attention/triton/forward/B1,N4,K4,S256,T256,H64,causal,bf16,w1"
+    assert len(regressions(trends(on_hosts("a", "b", case=kernel), COMMITS), COMMITS)) == 1
+
+
+def test_old_rows_of_a_cpu_machine_are_compared():
+    assert len(regressions(trends(on_hosts(None, None, env=CPU_ENV), COMMITS), COMMITS)) == 1
+    assert regressions(trends(on_hosts("a", "b", env=CPU_ENV), COMMITS), COMMITS) == []
+
+
+def test_a_commit_measured_on_two_hosts_counts_by_the_newer():
+    old, new = on_hosts("a", "b")
+    rows = [
+        old,
+        row(STEP, 1.0, commit=old.commit, run="x", env=GPU_ENV | {"host": "b"}, started_at="2027"),
+        new,
+    ]
+    trend = trend_of(STEP, rows)
+    assert [one.env["host"] for one in trend.rows[0]] == ["b"] and trend.values[0] == pytest.approx(
+        1.0, rel=0.01
+    )
+    assert [mark.kind for mark in trend_chart(trend, COMMITS).marks] == ["step"]

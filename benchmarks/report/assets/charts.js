@@ -71,7 +71,7 @@ const drawable = (chart, point) => point.y !== null && (!chart.y.log || point.y 
 
 function domain(chart, shown, range) {
   const inside = (p) => !range || (p.x >= range[0] && p.x <= range[1]);
-  const xs = shown.flatMap((s) => s.points.map((p) => p.x)).filter((x) => !range || (x >= range[0] && x <= range[1]));
+  const xs = [...shown.flatMap((s) => s.points.map((p) => p.x)), ...chart.marks.map((m) => m.x)].filter((x) => !range || (x >= range[0] && x <= range[1]));
   const ys = shown.flatMap((s) => s.points.filter((p) => inside(p) && drawable(chart, p)).map((p) => p.y));
   let [left, right] = range || [Math.min(...xs), Math.max(...xs)];
   if (!xs.length && !range) [left, right] = [0, 1];
@@ -90,7 +90,7 @@ function domain(chart, shown, range) {
 function drawLines(chart, view) {
   const { theme, width, hidden, range } = view;
   const shown = chart.series.filter((s) => !hidden.has(s.name));
-  const height = view.height || Math.round(Math.min(360, Math.max(240, width * 0.46)));
+  const height = view.height || Math.round(Math.min(360, Math.max(240, width * 0.65)));
   const marked = chart.marks.length ? 18 : 6;
   const box = { left: 58, right: width - 14, top: 12 + marked, bottom: height - 42 };
   const d = domain(chart, shown, range);
@@ -106,7 +106,7 @@ function drawLines(chart, view) {
   make("text", { x: 2, y: 11, fill: theme.muted }, svg, chart.y.label);
   make("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: theme.line }, svg);
   const names = chart.x.categories;
-  const room = Math.max(2, Math.floor((box.right - box.left) / 74));
+  const room = Math.max(2, Math.floor((box.right - box.left) / (names.length ? 74 : 46)));
   // The measured places themselves where they fit.
   const measured = [...new Set(shown.flatMap((s) => s.points.map((p) => p.x)))].filter((x) => x >= d.left && x <= d.right);
   let xTicks;
@@ -153,30 +153,23 @@ function drawLines(chart, view) {
         make("path", { d: shapeOf(series.color), transform: `translate(${X(point.x).toFixed(2)} ${Y(point.y).toFixed(2)})`, fill: series.peer ? theme.surface : color, stroke: color, "stroke-width": 1.4 }, plot);
   }
   // Points without a value but with a reason: crosses on the lower edge, beside one another where they share a place.
-  const crowd = new Map();
+  const crowds = new Map();
   for (const series of shown)
-    for (const point of series.points)
-      if (point.y === null && point.status && point.x >= d.left && point.x <= d.right) {
-        const beside = crowd.get(point.x) || 0;
-        crowd.set(point.x, beside + 1);
-        make("path", { d: CROSS, transform: `translate(${X(point.x) + beside * 9} ${box.bottom - 7})`, stroke: colorOf(series.color, theme), "stroke-width": 2, fill: "none" }, svg);
-      }
+    for (const { x, y, status } of series.points)
+      if (y === null && status && x >= d.left && x <= d.right) crowds.set(x, [...(crowds.get(x) || []), colorOf(series.color, theme)]);
+  for (const [x, crowd] of crowds)
+    crowd.forEach((stroke, i) => make("path", { d: CROSS, transform: `translate(${X(x) + (i - (crowd.length - 1) / 2) * 9} ${box.bottom - 7})`, stroke, "stroke-width": 2, fill: "none" }, svg));
   return { svg, height, box, places, x: X, y: Y, invert: (pixel) => {
     const share = (pixel - box.left) / (box.right - box.left);
     return chart.x.log ? d.left * (d.right / d.left) ** share : d.left + share * (d.right - d.left);
   }, shown };
 }
 
-// Stacked horizontal bars, each category's name above its bar.
-function drawBars(chart, view) {
-  const { theme, width, hidden } = view;
-  const shown = chart.series.filter((s) => !hidden.has(s.name));
-  const rows = chart.x.categories, each = 44;
-  const stacked = shown.filter((s) => !s.bound), across = shown.filter((s) => s.bound);
-  const totals = rows.map((_, i) => Math.max(stacked.reduce((sum, s) => sum + (s.points[i].y || 0), 0), ...across.map((s) => s.points[i].y || 0)));
+// The ground of horizontal charts: the measure along the bottom, each category's name above its own `each` pixels.
+function ground(chart, view, most, each, margin) {
+  const { theme, width } = view, rows = chart.x.categories;
   const height = rows.length * each + 40;
-  const box = { left: 4, right: width - 64, top: 4, bottom: rows.length * each + 4 };
-  const most = Math.max(...totals, 1e-12);
+  const box = { left: 4, right: width - margin, top: 4, bottom: rows.length * each + 4 };
   const X = scale(chart.y, 0, most, box.left, box.right);
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "font-family": FONT, "font-size": 11.5 });
   make("title", {}, svg, chart.title);
@@ -185,11 +178,23 @@ function drawBars(chart, view) {
     make("text", { x: X(tick), y: box.bottom + 15, "text-anchor": tick ? "middle" : "start", fill: theme.muted }, svg, number(tick));
   }
   make("text", { x: box.left, y: height - 4, fill: theme.muted }, svg, chart.y.label);
-  const places = new Map();
+  const room = Math.floor(width / 6.6);
   rows.forEach((name, i) => {
+    make("text", { x: box.left, y: box.top + i * each + 14, fill: theme.ink, "font-size": 12 }, svg, name.length > room ? `${name.slice(0, room - 1)}…` : name);
+  });
+  return { svg, height, box, X };
+}
+
+// Stacked horizontal bars; bounds are lines across them.
+function drawBars(chart, view) {
+  const { theme } = view, each = 44;
+  const shown = chart.series.filter((s) => !view.hidden.has(s.name));
+  const stacked = shown.filter((s) => !s.bound), across = shown.filter((s) => s.bound);
+  const reach = (i) => Math.max(stacked.reduce((sum, s) => sum + (s.points[i].y || 0), 0), ...across.map((s) => s.points[i].y || 0));
+  const { svg, height, box, X } = ground(chart, view, Math.max(...chart.x.categories.map((_, i) => reach(i)), 1e-12), each, across.length ? 104 : 64);
+  const places = new Map();
+  chart.x.categories.forEach((_, i) => {
     const top = box.top + i * each;
-    const room = Math.floor(width / 6.6);
-    make("text", { x: box.left, y: top + 14, fill: theme.ink, "font-size": 12 }, svg, name.length > room ? `${name.slice(0, room - 1)}…` : name);
     let sum = 0;
     for (const series of stacked) {
       const value = series.points[i].y || 0;
@@ -200,13 +205,32 @@ function drawBars(chart, view) {
       const value = series.points[i].y;
       if (value !== null) make("line", { x1: X(value), x2: X(value), y1: top + 16, y2: top + 39, stroke: theme.ink, "stroke-width": 1.6 }, svg);
     }
-    make("text", { x: X(Math.max(sum, ...across.map((s) => s.points[i].y || 0))) + 6, y: top + 32, fill: theme.muted }, svg, number(sum));
+    // Where nothing was measured stands why, never a zero.
+    const measured = stacked.some((s) => s.points[i].y !== null);
+    const beside = across.filter((s) => s.points[i].y !== null).map((s) => ` | ${number(s.points[i].y)}`).join("");
+    const said = measured ? number(sum) + beside : stacked.map((s) => s.points[i].status).find(Boolean) || "–";
+    make("text", { x: X(reach(i)) + 6, y: top + 32, fill: theme.muted }, svg, said);
     places.set(i, top + 27);
   });
-  return { svg, height, box, places, shown, bars: true, each };
+  return { svg, height, box, places, shown, bars: true };
 }
 
-const draw = (chart, view) => (chart.kind === "bars" ? drawBars(chart, view) : drawLines(chart, view));
+// Two lanes of intervals below each category's name.
+function drawLanes(chart, view) {
+  const { theme } = view, each = 58;
+  const shown = chart.series.filter((s) => !view.hidden.has(s.name));
+  const most = Math.max(...chart.series.flatMap((s) => s.points.map((p) => p.until)), 1e-12);
+  const { svg, height, box, X } = ground(chart, view, most, each, 14);
+  for (const series of shown)
+    for (const { x, y, until } of series.points) {
+      const row = Math.floor(x);
+      make("rect", { x: X(y), y: box.top + row * each + 20 + (x - row) * 32, width: Math.max(0.4, X(until) - X(y)), height: 14, fill: colorOf(series.color, theme) }, svg);
+    }
+  const places = new Map(chart.x.categories.map((_, i) => [i, box.top + i * each + 35]));
+  return { svg, height, box, places, shown, bars: true };
+}
+
+const draw = (chart, view) => ({ bars: drawBars, lanes: drawLanes, line: drawLines })[chart.kind](chart, view);
 
 // The chart alone, on a ground of its own, with title, legend and provenance: what a download holds.
 function standalone(chart, theme, width = 900) {
@@ -234,8 +258,8 @@ function standalone(chart, theme, width = 900) {
 
 function swatch(series, chart, theme, parent) {
   const color = colorOf(series.color, theme);
-  if (chart.kind === "bars" && series.bound) return make("line", { x1: 9, x2: 9, y1: -1, y2: 12, stroke: theme.ink, "stroke-width": 1.6 }, parent);
-  if (chart.kind === "bars" || series.fill) return make("rect", { x: 3, y: 0, width: 12, height: 10, rx: 2, fill: color }, parent);
+  if (chart.kind !== "line" && series.bound) return make("line", { x1: 9, x2: 9, y1: -1, y2: 12, stroke: theme.ink, "stroke-width": 1.6 }, parent);
+  if (chart.kind !== "line" || series.fill) return make("rect", { x: 3, y: 0, width: 12, height: 10, rx: 2, fill: color }, parent);
   make("line", { x1: 0, x2: 19, y1: 5, y2: 5, stroke: color, "stroke-width": 2, "stroke-dasharray": series.bound ? "1.5 3" : series.peer ? "5 3" : "none" }, parent);
   if (!series.bound) make("path", { d: shapeOf(series.color), transform: "translate(9.5 5)", fill: series.peer ? theme.surface : color, stroke: color, "stroke-width": 1.2 }, parent);
 }

@@ -123,7 +123,8 @@ class ChartFigure {
     const { chart } = this, theme = this.themeNow(), pixel = this.drawn.places.get(place);
     const found = [];
     for (const series of this.drawn.shown) {
-      const point = this.drawn.bars ? series.points[place] : series.points.find((p) => p.x === place && p.note);
+      const here = (p) => (this.drawn.bars ? Math.floor(p.x) : p.x) === place && p.note;
+      const point = series.points.find(here);
       if (point) found.push({ series, point });
     }
     if (!found.length) return;

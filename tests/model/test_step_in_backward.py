@@ -196,6 +196,20 @@ def test_nothing_keeps_the_optimizers_alive():
         gc.enable()
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="streams need a CUDA device")
+def test_a_forward_pass_on_another_stream_is_refused():
+    """Its gradients would be freed while the update still reads them."""
+    model = model_of()
+    updates = StepInBackward(layers(model), lambda group: torch.optim.AdamW(group, fused=True))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        loss = loss_of(model, 0)
+    torch.cuda.current_stream().wait_stream(side)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="another stream"):
+        updates.step()
+
+
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs and streams need a CUDA device")
 def test_captured_in_one_graph_bit_for_bit_and_in_less_memory():
     def fused(params):

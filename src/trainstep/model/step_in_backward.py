@@ -40,7 +40,8 @@ class StepInBackward:
         updates.step()      # what follows on this stream sees all of them
 
     Both calls may be captured in one CUDA graph if the optimizers may (`capturable=True` in torch's): the
-    stream is forked from the backward pass's and joined again by `step`. Groups should be as coarse as the
+    stream is forked from the backward pass's and joined again by `step`. Forward, backward and `step` must run
+    on one stream, from a graph of this step's own (drop the loss of an earlier one). Groups should be as coarse as the
     pieces in which gradients arrive, such as blocks that are compiled apart. Parameters that several groups
     name belong to the first one; those that need no gradient when this is made are left to `step`.
 
@@ -80,6 +81,7 @@ class StepInBackward:
         (device,) = devices
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._in_flight: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
+        self._ran_on: set[torch.cuda.Stream] = set()
         self._paused = False
         # The hooks must not keep this object alive: parameters, hooks and optimizers would be a cycle.
         this = weakref.ref(self)
@@ -109,13 +111,23 @@ class StepInBackward:
 
         Left over are groups in which some parameter got no gradient (it is left alone, as ever) and gradients
         that came under `paused()` or were set by hand.
+
+        Raises:
+            RuntimeError: gradients were accumulated on another stream than this one, whose memory they are.
         """
         for group in self._groups:
             if not group.updated and any(parameter.grad is not None for parameter in group.parameters):
                 self._update(group)
         self._join(0)
         if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            here = torch.cuda.current_stream(self._stream.device)
+            here.wait_stream(self._stream)
+            strange, self._ran_on = self._ran_on - {here}, set()
+            if strange:
+                raise RuntimeError(
+                    "gradients were accumulated on another stream than that of step(); run the forward pass on this "
+                    "one, and keep no loss of an earlier step"
+                )
         for group in self._groups:
             group.arrived.clear()
             group.updated = False
@@ -160,8 +172,10 @@ class StepInBackward:
         if self._stream is None:
             group.optimizer.step()
         else:
-            # Inside a hook the current stream is the one that the backward pass of this parameter runs on.
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            # Inside a hook the current stream is the one that this parameter was first used on in the forward pass.
+            here = torch.cuda.current_stream(self._stream.device)
+            self._ran_on.add(here)
+            self._stream.wait_stream(here)
             with torch.cuda.stream(self._stream):
                 group.optimizer.step()
                 done = torch.cuda.Event()

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from trainstep.kernels.adamw.triton import adamw_kernel
 
-_BLOCK = 4096
-_WARPS = 8
-_PROGRAMS_A_MULTIPROCESSOR = 2  # what fits at 256 threads and a hundred registers each
+# Sixteen elements a thread and as many threads as a multiprocessor's registers allow: loads in flight hide latency
+# even where the update has but a few multiprocessors to itself.
+_BLOCK = 8192
+_WARPS = 16
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -78,4 +79,4 @@ def _log(beta: float) -> float:
 def _fill(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
-    return _PROGRAMS_A_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device).multi_processor_count

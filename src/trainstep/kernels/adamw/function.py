@@ -1,0 +1,82 @@
+"""Checks and the launch of the AdamW kernel."""
+
+import math
+import os
+
+import torch
+import triton
+from torch import Tensor
+
+from trainstep.kernels.adamw.triton import adamw_kernel
+
+# Sixteen elements a thread and as many threads as a multiprocessor's registers allow: loads in flight hide latency
+# even where the update has but a few multiprocessors to itself.
+_BLOCK = 8192
+_WARPS = 16
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def adamw_(
+    master: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    step: Tensor,
+    copy: Tensor | None = None,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    programs: int | None = None,
+) -> None:
+    """See the package.
+
+    Args:
+        programs: at most so many run at once, for updates beside products that need the other multiprocessors;
+            None fills the device.
+
+    Raises:
+        ValueError: shapes, dtypes or layouts that do not fit, tensors that are not on one CUDA device.
+    """
+    for name, tensor in {"mean": mean, "square": square}.items():
+        if tensor.shape != master.shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous float32 {tuple(master.shape)}")
+    if master.dtype != torch.float32 or not master.is_contiguous():
+        raise ValueError(f"master must be contiguous float32, got {master.dtype}")
+    for name, low in {"gradient": gradient, "copy": copy}.items():
+        if low is not None and (low.shape != master.shape or low.dtype not in (torch.float32, *_LOW)):
+            raise ValueError(f"{name} must be {tuple(master.shape)} of float32, float16 or bfloat16")
+    if copy is not None and not copy.is_contiguous():
+        raise ValueError("copy must be contiguous")
+    if step.dim() or step.dtype != torch.float32:
+        raise ValueError(f"step must be a float32 scalar tensor, got {tuple(step.shape)} {step.dtype}")
+    written = [master, mean, square, *([] if copy is None else [copy])]
+    if len({tensor.device for tensor in (*written, gradient, step)}) != 1:
+        raise ValueError("all tensors must be on one device")
+    if master.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            f"the Triton AdamW needs CUDA tensors, got {master.device} without TRITON_INTERPRET=1"
+        )
+    if master.numel() == 0:
+        return
+    # The kernel writes behind autograd's back: a backward pass that still needs the old values must notice.
+    torch.autograd.graph.increment_version(written)
+    blocks = triton.cdiv(master.numel(), _BLOCK)
+    grid = min(blocks, programs or _fill(master.device))
+    with torch.cuda.device_of(master):
+        adamw_kernel[(grid,)](
+            master, gradient.contiguous(), mean, square, step, copy, master.numel(), triton.cdiv(blocks, grid),
+            lr, *map(_log, betas), 1.0 - lr * weight_decay, 1.0 - betas[0], betas[1], 1.0 - betas[1], eps,
+            HAS_COPY=copy is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf
+
+
+def _fill(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count

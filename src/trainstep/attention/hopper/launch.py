@@ -98,8 +98,9 @@ def forward(
     section = section or _section(instances, 4 * seen * width // group, group)
     with torch.cuda.device_of(q):
         forward_kernel[(row_tiles * instances,)](
-            _tile_map(q, 64), _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen), _tile_map(out,
-            64), lse, heads, group, section, row_tiles, queries, seen, offset, scale * LOG2_E,
+            _tile_map(q, 64), _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen),
+            _tile_map(out.view(1, instances, queries, width), 64), lse, heads, group, section, row_tiles,
+            queries, seen, offset, scale * LOG2_E,
             KEYS=tile.keys, H=width, STAGES=tile.stages, CAUSAL=causal, CONSUMERS=tile.consumers,
             TAKE_TURNS=tile.take_turns, DTYPE=_DTYPES[q.dtype], num_warps=4,
         )  # fmt: skip

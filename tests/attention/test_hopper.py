@@ -138,8 +138,10 @@ def test_statistics_kernel_against_its_formula(with_d_lse: bool) -> None:
     lse[0, 1, 3] = -math.inf
     d_lse = torch.randn_like(lse)
     lse2, delta = torch.full((2, heads, padded), math.nan)
-    launch.statistics_kernel[(heads * padded // 64,)](
-        out, d_out, lse, d_lse if with_d_lse else lse, lse2, delta, d_out.stride(), heads, queries, padded,
+    programs = heads * padded // 64
+    counters = torch.full((programs + 2,), 7, dtype=torch.int32)
+    launch.statistics_kernel[(programs,)](
+        out, d_out, lse, d_lse if with_d_lse else lse, lse2, delta, counters, d_out.stride(), heads, queries, padded,
         H=width, ROWS=64, HAS_D_LSE=with_d_lse,
     )  # fmt: skip
     expected = (out * d_out).sum(3)[0] - (d_lse[0] if with_d_lse else 0.0)
@@ -147,6 +149,7 @@ def test_statistics_kernel_against_its_formula(with_d_lse: bool) -> None:
     expected = (lse[0] / math.log(2.0)).masked_fill(lse[0] == -math.inf, math.inf)
     torch.testing.assert_close(lse2[:, :queries], expected)
     assert bool((lse2[:, queries:] == math.inf).all()) and bool((delta[:, queries:] == 0.0).all())
+    assert counters.tolist() == [0] * (programs + 1) + [7]
 
 
 def compile_both(width: int) -> None:

@@ -1,6 +1,8 @@
 """Attention: sweeps over implementations, lengths, head widths, dtypes and phases (SPEC 6.4)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +15,9 @@ PHASES = ("forward", "backward", "forward_backward")
 ROWS = {row.name: row for row in ruler_module("attention/registry.py").ATTENTION}
 # Correctness is checked once for each implementation, dtype, head width and options, at no more than this length.
 CHECK_LENGTH = 256
+# tiled launches some 16 kernels for each pair of tiles of 64 rows: about 0.2 s a call here, at any speed of the device,
+# and four times that at twice the length, an hour for the row of 65,536. Longer cells are rows that say so.
+LONGEST_TILED = 4096
 
 
 def case(
@@ -121,13 +126,26 @@ def _function(
     reason = row.refusal(device=device, dtype=dtype, capability=capability, head_dim=head_dim, **wanted)
     if reason is not None:
         raise NotImplementedError(reason)
-    if row.options.get("compile"):
-        torch.compiler.reset()  # a compiled row's cell compiles afresh, or eager code runs unseen after eight shapes
+    if row.compiles:
+        torch.compiler.reset()  # a cell compiles afresh: after eight shapes torch.compile runs eager code or fails
     return ruler_module("attention/registry.py").load_attention(row)
 
 
 def _options(shape: dict[str, Any]) -> dict[str, Any]:
     return {"causal": shape["mask"] == "causal", "window": shape.get("window")}
+
+
+@contextmanager
+def _products(dtype: str) -> Iterator[None]:
+    """Matrix products of float32 as the row says: rounded to TF32 in a tf32 row, IEEE float32 in any other."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def prepare(one: Case, device: str) -> Prepared:
@@ -136,11 +154,25 @@ def prepare(one: Case, device: str) -> Prepared:
     backward times the backward pass alone, over a graph that is kept; gradient buffers are dropped before each
     repetition, so that every backward writes fresh ones as the first of a training step does.
     """
+    products = ExitStack()
+    products.enter_context(_products(one.dtype))
+    try:
+        return replace(_prepare(one, device), close=products.close)
+    except BaseException:
+        products.close()
+        raise
+
+
+def _prepare(one: Case, device: str) -> Prepared:
     import torch
 
     from trainstep.specs.dtype import get_dtype
 
     shape, spec = dict(one.shape), get_dtype(one.dtype)
+    if one.target == "tiled" and shape["S"] > LONGEST_TILED:
+        raise NotImplementedError(
+            f"tiled launches its kernels tile by tile: not timed beyond {LONGEST_TILED} queries"
+        )
     dtype = getattr(torch, spec.torch_name)
     function = _function(
         one.target,
@@ -153,7 +185,6 @@ def prepare(one: Case, device: str) -> Prepared:
     )
     options = _options(shape)
     q, k, v, upstream = _inputs(shape, dtype, device)
-    flush = cold_l2(device)
     metrics = None
 
     if one.phase == "forward":
@@ -182,7 +213,7 @@ def prepare(one: Case, device: str) -> Prepared:
     return Prepared(
         run=run,
         clock=kernel_clock(device),
-        before=flush,
+        before=cold_l2(device),  # made after the memory in use was read: it is none of the case's
         work=Work(
             flops=flops(
                 batch=shape["B"],
@@ -250,9 +281,10 @@ def check(
             return [output.detach()]
         return [output.detach(), *torch.autograd.grad(output, inputs, upstream.to(cast))]
 
-    exact = results(reference, torch.float64)
-    plain = results(reference, dtype)
-    ours = results(_function(target, device, dtype_name), dtype)
+    with _products(dtype_name):
+        exact = results(reference, torch.float64)
+        plain = results(reference, dtype)
+        ours = results(_function(target, device, dtype_name), dtype)
     place = torch.arange(length, device=device)
     distance = place[:, None] - place[None, :]  # query - key
     seen = (distance >= 0) & (distance < (window or length)) if mask == "causal" else distance > -length

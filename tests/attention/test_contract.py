@@ -112,7 +112,7 @@ def test_unknown_names_list_the_known():
 def test_names_are_distinct_and_targets_exist():
     assert len({row.name for row in ATTENTION}) == len(ATTENTION)
     for row in ATTENTION:
-        if row.capability is None:
+        if row.capabilities is None:
             assert callable(load_attention(row))
 
 

@@ -138,8 +138,10 @@ def test_statistics_kernel_against_its_formula(with_d_lse: bool) -> None:
     lse[0, 1, 3] = -math.inf
     d_lse = torch.randn_like(lse)
     lse2, delta = torch.full((2, heads, padded), math.nan)
-    launch.statistics_kernel[(heads * padded // 64,)](
-        out, d_out, lse, d_lse if with_d_lse else lse, lse2, delta, d_out.stride(), heads, queries, padded,
+    programs = heads * padded // 64
+    counters = torch.full((programs + 2,), 7, dtype=torch.int32)
+    launch.statistics_kernel[(programs,)](
+        out, d_out, lse, d_lse if with_d_lse else lse, lse2, delta, counters, d_out.stride(), heads, queries, padded,
         H=width, ROWS=64, HAS_D_LSE=with_d_lse,
     )  # fmt: skip
     expected = (out * d_out).sum(3)[0] - (d_lse[0] if with_d_lse else 0.0)
@@ -147,6 +149,7 @@ def test_statistics_kernel_against_its_formula(with_d_lse: bool) -> None:
     expected = (lse[0] / math.log(2.0)).masked_fill(lse[0] == -math.inf, math.inf)
     torch.testing.assert_close(lse2[:, :queries], expected)
     assert bool((lse2[:, queries:] == math.inf).all()) and bool((delta[:, queries:] == 0.0).all())
+    assert counters.tolist() == [0] * (programs + 1) + [7]
 
 
 def compile_both(width: int) -> None:
@@ -336,6 +339,73 @@ def test_keys_that_no_row_sees_change_nothing() -> None:
     for clean, hidden_nan in zip(*results, strict=True):
         assert torch.equal(clean, hidden_nan)
     assert bool((results[1][2][:, :, 40:] == 0).all())
+
+
+def bad_row_results(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, alignment: str = "bottom-right"
+) -> tuple[Tensor, ...]:
+    """out, lse, dq, dk, dv of a causal call."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = function.attention(*leaves, causal=True, alignment=alignment, return_lse=True)
+    return out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, d_out)
+
+
+@needs_hopper
+@needs_tested_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("width", function.WIDTHS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bad_key_or_value_reaches_only_the_rows_that_see_it(
+    dtype: torch.dtype, width: int, value: float
+) -> None:
+    """Rows before the bad key come out as if it were not there, bit by bit; rows that see it are not finite."""
+    for queries, keys, alignment in (
+        (700, 700, "bottom-right"),
+        (300, 517, "bottom-right"),
+        (300, 400, "top-left"),
+    ):
+        torch.manual_seed(keys)
+        q, d_out = (torch.randn(2, 4, queries, width, device="cuda", dtype=dtype) for _ in range(2))
+        k, v = (torch.randn(2, 2, keys, width, device="cuda", dtype=dtype) for _ in range(2))
+        offset = keys - queries if alignment == "bottom-right" else 0
+        clean = bad_row_results(q, k, v, d_out, alignment)
+        for place in (1, 63, 64, 127, 128, 190, 191, 192, 255, 256, keys - 2, keys - 1):
+            unaware = min(max(place - offset, 0), queries)  # rows that do not see the key
+            for which in ("key", "value", "element"):
+                bad_k, bad_v = k.clone(), v.clone()
+                if which == "key":
+                    bad_k[1, 1, place] = value
+                elif which == "value":
+                    bad_v[1, 1, place] = value
+                else:
+                    bad_v[1, 1, place, width - 1] = value
+                out, lse, dq, dk, dv = bad_row_results(q, bad_k, bad_v, d_out, alignment)
+                said = (queries, keys, place, which)
+                for name, before, after in zip(("out", "lse", "dq"), clean, (out, lse, dq), strict=False):
+                    assert torch.equal(before[0], after[0]), (name, said)
+                    assert torch.equal(before[1, :2], after[1, :2]), (name, said)  # heads of the other keys
+                    assert torch.equal(before[1, 2:, :unaware], after[1, 2:, :unaware]), (name, said)
+                for name, before, after in zip(("dk", "dv"), clean[3:], (dk, dv), strict=True):
+                    assert torch.equal(before[0], after[0]) and torch.equal(before[1, 0], after[1, 0]), (
+                        name,
+                        said,
+                    )
+                if unaware == queries:
+                    for before, after in zip(clean[3:], (dk, dv), strict=True):
+                        assert torch.equal(before, after), said
+                    continue
+                aware = slice(unaware, queries)
+                if which != "key":
+                    assert torch.equal(clean[1], lse), said
+                    assert torch.equal(clean[4], dv), said  # dV = P^T dO knows no values
+                    assert bool((~torch.isfinite(out[1, 2:, aware, width - 1])).all()), said
+                    assert bool((~torch.isfinite(dq[1, 2:, aware])).any(-1).all()), said
+                elif math.isnan(value):
+                    assert bool(out[1, 2:, aware].isnan().all()) and bool(lse[1, 2:, aware].isnan().all()), (
+                        said
+                    )
+                    assert bool(dq[1, 2:, aware].isnan().all()), said
 
 
 @needs_hopper

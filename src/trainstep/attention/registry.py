@@ -28,9 +28,11 @@ class AttentionRow:
         window: takes a sliding window.
         backward: differentiable.
         lse: returns the log-sum-exp.
-        capability: the exact CUDA compute capability it is written for, None for any.
+        capabilities: the exact CUDA compute capabilities it is written for, None for any.
         head_dims: the head widths it is written for, None for any.
         triton_versions: the exact Triton versions it was tested with, None for any or no Triton.
+        package: the distribution that it comes from, None for torch and ourselves.
+        compiles: torch.compile makes code for each shape, and gives up after eight: reset it between shapes.
     """
 
     name: str
@@ -44,9 +46,11 @@ class AttentionRow:
     window: bool = True
     backward: bool = True
     lse: bool = True
-    capability: tuple[int, int] | None = None
+    capabilities: tuple[tuple[int, int], ...] | None = None
     head_dims: tuple[int, ...] | None = None
     triton_versions: tuple[str, ...] | None = None
+    package: str | None = None
+    compiles: bool = False
 
     def refusal(
         self,
@@ -64,19 +68,22 @@ class AttentionRow:
 
         Args:
             device: device type, "cpu" or "cuda".
-            capability: of the CUDA device; needed only by rows that are written for one.
+            capability: of the CUDA device; needed only by rows that are written for some.
         """
         dtypes = self.cuda_dtypes if device == "cuda" and self.cuda_dtypes is not None else self.dtypes
         if device not in self.devices:
             return f"{self.name} does not run on {device}"
-        if self.capability is not None and capability != self.capability:
-            return f"{self.name} needs compute capability {self.capability[0]}.{self.capability[1]}"
+        if self.capabilities is not None and capability not in self.capabilities:
+            known = " or ".join(f"{major}.{minor}" for major, minor in self.capabilities)
+            return f"{self.name} needs compute capability {known}"
         if dtype not in dtypes:
             return f"{self.name} does not take {dtype} on {device}"
         if self.head_dims is not None and head_dim is not None and head_dim not in self.head_dims:
             return f"{self.name} takes head widths {', '.join(map(str, self.head_dims))}, not {head_dim}"
-        if self.triton_versions is not None and (found := _triton_version()) not in self.triton_versions:
+        if self.triton_versions is not None and (found := _version("triton")) not in self.triton_versions:
             return f"{self.name} was tested with Triton {', '.join(self.triton_versions)}, not {found}"
+        if self.package is not None and _version(self.package) is None:
+            return f"{self.name} needs the package {self.package}, which is not installed"
         for wanted, able, what in (
             (grouped_query, self.grouped_query, "grouped-query heads"),
             (window, self.window, "a sliding window"),
@@ -88,9 +95,9 @@ class AttentionRow:
         return None
 
 
-def _triton_version() -> str | None:
+def _version(package: str) -> str | None:
     try:
-        return version("triton")
+        return version(package)
     except PackageNotFoundError:
         return None
 
@@ -108,6 +115,7 @@ ATTENTION: tuple[AttentionRow, ...] = (
         name="reference-compiled",
         target="trainstep.attention.reference:attention",
         options={"compile": True},
+        compiles=True,
         dtypes=("fp32", "tf32", "fp16", "bf16", "fp64"),
     ),
     AttentionRow(
@@ -124,7 +132,7 @@ ATTENTION: tuple[AttentionRow, ...] = (
         devices=("cuda",),
         dtypes=("fp16", "bf16"),
         window=False,
-        capability=(9, 0),
+        capabilities=((9, 0),),
         head_dims=(64, 128),
         triton_versions=("3.6.0",),
     ),
@@ -172,7 +180,21 @@ ATTENTION: tuple[AttentionRow, ...] = (
         lse=False,
     ),
     # On a CPU FlexAttention has no backward pass and no log-sum-exp.
-    AttentionRow(name="flex", target="trainstep.attention.flex:attention", peer=True, devices=("cuda",)),
+    AttentionRow(
+        name="flex", target="trainstep.attention.flex:attention", peer=True, devices=("cuda",), compiles=True
+    ),
+    AttentionRow(
+        name="flash-attention-4",
+        target="trainstep.attention.fa4:attention",
+        peer=True,
+        devices=("cuda",),
+        dtypes=("fp16", "bf16"),
+        window=False,
+        lse=False,
+        capabilities=((9, 0), (10, 0), (10, 3)),
+        head_dims=(64, 96, 128),
+        package="flash-attn-4",
+    ),
 )
 
 

@@ -34,10 +34,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from trainstep.attention.hopper.primitives import (
     accumulator_layout,
     allocate_barriers,
+    any_non_finite,
     left_operand_layout,
     load_acquire,
     store_release,
     visible,
+    write_finite,
 )
 
 
@@ -233,6 +235,18 @@ def accumulate_gradients(
 
     mbarrier.wait(kv_ready.index(0), 0)
     mbarrier.wait(kv_ready.index(1), 0)
+    # Under a mask, dS = 0 must not meet a bad key (0 * NaN in dQ) nor a bad value (in dP, then in dS). Rows that
+    # see a bad key have a NaN log-sum-exp, and rows that see a bad value a NaN delta: they need nothing more. So
+    # bad values become 0, and dQ of masked tiles is taken with a second copy of K, in which bad keys are 0.
+    clean = 0  # which copy of K
+    if CAUSAL:
+        bad = any_non_finite(k_ring.index(0), 8, DTYPE) | any_non_finite(v_ring.index(0), 8, DTYPE)
+        if bad:
+            write_finite(k_ring.index(0), k_ring.index(1), 8)
+            write_finite(v_ring.index(0), v_ring.index(0), 8)
+            fence_async_shared()
+        clean = bad.to(gl.int32)
+        gl.thread_barrier()
     mbarrier.wait(q_ready.index(0), 0)
     # Complete before the loop: zeroing dK and dV beside a product in flight would make ptxas serialise them
     # all.
@@ -256,7 +270,8 @@ def accumulate_gradients(
         s, dk = warpgroup_mma_wait(0, deps=[s, dk])
         dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), score_zeros, use_acc=False, is_async=True)
         lse2 = lse2_ring.index(t % Q_STAGES).reshape([QUERIES]).load(COLUMN)
-        if (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length:
+        masked = (row_tile * QUERIES + offset < last_key and CAUSAL) or last_key >= key_length
+        if masked:
             rows = row_tile * QUERIES + gl.arange(0, QUERIES, COLUMN)
             seen = visible(gl.expand_dims(rows, 0), gl.expand_dims(keys, 1), offset, key_length, CAUSAL)
             s = gl.where(seen, s, -float("inf"))
@@ -270,7 +285,10 @@ def accumulate_gradients(
         fence_async_shared()
         gl.thread_barrier()
         dv = warpgroup_mma_wait(0, deps=[dv])
-        dq = warpgroup_mma(ds_tile.permute((1, 0)), k_tile, dq_zeros, use_acc=False, is_async=True)
+        dq_keys = k_tile
+        if CAUSAL:
+            dq_keys = k_ring.index(gl.where(masked, clean, 0))
+        dq = warpgroup_mma(ds_tile.permute((1, 0)), dq_keys, dq_zeros, use_acc=False, is_async=True)
         dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q_tile, dk, is_async=True)
         # The last step's product has no reader: cheaper than a branch between products in flight.
         ahead = (t + 1) % Q_STAGES
@@ -330,7 +348,7 @@ def backward_kernel(
     Q: gl.constexpr = gl.NVMMASharedLayout.get_default_for([QUERIES, H], DTYPE)
     STATISTIC: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     tiles = (
-        gl.allocate_shared_memory(DTYPE, [1, KEYS, H], KV),
+        gl.allocate_shared_memory(DTYPE, [2, KEYS, H], KV),  # K, and room for K without bad keys
         gl.allocate_shared_memory(DTYPE, [1, KEYS, H], KV),
         gl.allocate_shared_memory(DTYPE, [Q_STAGES, QUERIES, H], Q),
         gl.allocate_shared_memory(DTYPE, [DO_STAGES, QUERIES, H], Q),

@@ -20,10 +20,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from trainstep.attention.hopper.primitives import (
     accumulator_layout,
     allocate_barriers,
+    any_non_finite,
+    first_bad_row,
     left_operand_layout,
     pack_pairs,
     unpack_pairs,
     visible,
+    write_finite,
 )
 
 
@@ -34,7 +37,7 @@ def load_tiles(
     CONSUMERS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: Q once, then K_t and V_t in the consumers' order, each into the buffer freed last."""
-    q_ready, k_ready, k_free, v_ready, v_free, _ = bars
+    q_ready, k_ready, k_free, v_ready, v_free, _, _ = bars
     mbarrier.expect(q_ready.index(0), ROWS * H * 2)
     for c in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(
@@ -79,6 +82,33 @@ def online_softmax_update(s, row_max, row_sum, scale_log2, GUARD: gl.constexpr):
 
 
 @gluon.jit
+def hide_non_finite(
+    o, t, v_ring, bars, rows, offset, tiles, KEYS: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr
+):
+    """Before P_t V_t on a masked tile: an infinity or NaN in V_t must not reach, as 0 * NaN, a row that may
+    not see it. It becomes 0 in V_t, and O becomes NaN in the rows that see it: all from the first bad key on.
+
+    All consumers share V_t. None changes it before all have looked at it, so that all come to the same
+    conclusion; then all write the same. The usual tile costs one look: 16 bytes a load, half an instruction
+    an element.
+    """
+    _, _, _, v_ready, _, _, agreed = bars
+    stage = t % STAGES
+    mbarrier.wait(v_ready.index(stage), (t // STAGES) & 1)
+    v_tile = v_ring.index(stage)  # [KEYS, H]
+    if any_non_finite(v_tile, 4, DTYPE):
+        first = (tiles - 1 - t) * KEYS + first_bad_row(v_tile, 4)
+        mbarrier.arrive(agreed.index(t), count=1)
+        mbarrier.wait(agreed.index(t), 0)  # a tile comes once
+        write_finite(v_tile, v_tile, 4)
+        fence_async_shared()
+        gl.thread_barrier()
+        sees = gl.convert_layout(rows, gl.SliceLayout(1, o.type.layout)) + offset >= first
+        o = gl.where(gl.expand_dims(sees, 1), float("nan"), o)
+    return o
+
+
+@gluon.jit
 def attend_tile(
     t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length, tiles,
     KEYS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, MASK: gl.constexpr,
@@ -88,7 +118,7 @@ def attend_tile(
 ):  # fmt: skip
     """S_t = Q K_t^T beside O += P_{t-1} V_{t-1}; then P_t. For t >= 1; K_t has arrived, and K_{t+1} has at
     the end."""
-    _, k_ready, k_free, v_ready, v_free, turn = bars
+    _, k_ready, k_free, v_ready, v_free, turn, _ = bars
     stage = t % STAGES
     if TAKE_TURNS:
         mbarrier.wait(
@@ -122,7 +152,7 @@ def attend_tile(
 
 @gluon.jit
 def attend_rows(
-    o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles, masked_tiles, lse_base,
+    o_desc, lse, q_tiles, k_ring, v_ring, bars, instance, first_row, tiles, masked_tiles,
     scale_log2, offset, query_length, key_length,
     KEYS: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr, TAKE_TURNS: gl.constexpr, DTYPE: gl.constexpr,
@@ -132,7 +162,7 @@ def attend_rows(
     O_LAYOUT: gl.constexpr = accumulator_layout(4, 1, H)
     P_LAYOUT: gl.constexpr = left_operand_layout(O_LAYOUT)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    q_ready, k_ready, k_free, v_ready, _, turn = bars
+    q_ready, k_ready, k_free, v_ready, _, turn, _ = bars
     q_tile = q_tiles.index(CONSUMER)  # [64, H]
     rows = first_row + CONSUMER * 64 + gl.arange(0, 64, ROW_LAYOUT)
     row_max = gl.full([64], -float("inf"), gl.float32, ROW_LAYOUT)
@@ -158,10 +188,14 @@ def attend_rows(
 
     mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=tiles > 1)
     for t in range(1, masked_tiles):
+        if CAUSAL:  # keys past the end are zeros
+            o = hide_non_finite(o, t - 1, v_ring, bars, rows, offset, tiles, KEYS, STAGES, DTYPE)
         p, o, row_max, row_sum = attend_tile(
             t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length,
             tiles, KEYS, STAGES, CAUSAL, True, CONSUMER, CONSUMERS, TAKE_TURNS, S_LAYOUT, P_LAYOUT, DTYPE,
         )  # fmt: skip
+    if CAUSAL:
+        o = hide_non_finite(o, masked_tiles - 1, v_ring, bars, rows, offset, tiles, KEYS, STAGES, DTYPE)
     for t in range(masked_tiles, tiles):
         p, o, row_max, row_sum = attend_tile(
             t, q_tile, k_ring, v_ring, bars, p, o, row_max, row_sum, scale_log2, rows, offset, key_length,
@@ -174,17 +208,21 @@ def attend_rows(
     o = warpgroup_mma_wait(0, deps=[o])
 
     # A row that saw no key: zeros, whatever the masked products left, and -inf.
-    some = row_sum > 0.0
+    some = row_sum != 0.0
     inverse = gl.where(some, 1.0 / row_sum, 0.0)
     keep = gl.expand_dims(gl.convert_layout(some, gl.SliceLayout(1, O_LAYOUT)), 1)
     o = gl.where(keep, o * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1), 0.0)
     LN2: gl.constexpr = 0.6931471805599453
     row_lse = gl.where(some, (row_max * scale_log2 + gl.log2(row_sum)) * LN2, -float("inf"))
-    gl.store(lse + lse_base + rows, row_lse, mask=rows < query_length)
+    # Positions in another layout are made anew: kept through the loops they would not fit the registers.
+    STORED: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    rows = first_row + CONSUMER * 64 + gl.arange(0, 64, STORED)
+    row_lse = gl.convert_layout(row_lse, STORED)
+    gl.store(lse + instance.to(gl.int64) * query_length + rows, row_lse, mask=rows < query_length)
     q_tile.store(o.to(DTYPE))  # this warpgroup is done with its queries
     fence_async_shared()
     tma.async_copy_shared_to_global(
-        o_desc, [batch, head, first_row + CONSUMER * 64, 0], q_tile.reshape([1, 1, 64, H])
+        o_desc, [0, instance, first_row + CONSUMER * 64, 0], q_tile.reshape([1, 1, 64, H])
     )
     tma.store_wait(0)
 
@@ -201,7 +239,7 @@ def forward_kernel(
     KEYS: gl.constexpr, H: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
     TAKE_TURNS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """O [B, N, S, H] and the natural log-sum-exp [B, N, S] of CONSUMERS * 64 query rows a program.
+    """O [1, B * N, S, H] and the natural log-sum-exp [B, N, S] of CONSUMERS * 64 query rows a program.
 
     Programs run through sections of `head_section` heads (whose keys and values fit in the L2 together), the
     longest rows of a section first.
@@ -220,6 +258,7 @@ def forward_kernel(
         allocate_barriers(STAGES, 1),
         allocate_barriers(STAGES, CONSUMERS),
         allocate_barriers(CONSUMERS, 1),
+        allocate_barriers((ROWS + KEYS - 2) // KEYS + 1, CONSUMERS),  # at least the masked tiles
     )
 
     program = gl.program_id(0)
@@ -239,7 +278,6 @@ def forward_kernel(
         full_keys = gl.minimum(key_length, gl.maximum(first_row + 1 + offset, 0))
     tiles = (seen_keys + KEYS - 1) // KEYS
     masked_tiles = gl.minimum(gl.maximum(tiles - full_keys // KEYS, 1), tiles)
-    lse_base = instance.to(gl.int64) * query_length
     kv_head = head // group
 
     # The registers add up to the 64 K of a multiprocessor, the loader's three idle neighbours included.
@@ -249,16 +287,16 @@ def forward_kernel(
                 (
                     attend_rows,
                     (
-                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
-                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, instance, first_row, tiles,
+                        masked_tiles, scale_log2, offset, query_length, key_length,
                         KEYS, H, STAGES, CAUSAL, 0, CONSUMERS, TAKE_TURNS, DTYPE,
                     ),
                 ),
                 (
                     attend_rows,
                     (
-                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
-                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, instance, first_row, tiles,
+                        masked_tiles, scale_log2, offset, query_length, key_length,
                         KEYS, H, STAGES, CAUSAL, 1, CONSUMERS, TAKE_TURNS, DTYPE,
                     ),
                 ),
@@ -278,24 +316,24 @@ def forward_kernel(
                 (
                     attend_rows,
                     (
-                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
-                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, instance, first_row, tiles,
+                        masked_tiles, scale_log2, offset, query_length, key_length,
                         KEYS, H, STAGES, CAUSAL, 0, CONSUMERS, TAKE_TURNS, DTYPE,
                     ),
                 ),
                 (
                     attend_rows,
                     (
-                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
-                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, instance, first_row, tiles,
+                        masked_tiles, scale_log2, offset, query_length, key_length,
                         KEYS, H, STAGES, CAUSAL, 1, CONSUMERS, TAKE_TURNS, DTYPE,
                     ),
                 ),
                 (
                     attend_rows,
                     (
-                        o_desc, lse, q_tiles, k_ring, v_ring, bars, batch, head, first_row, tiles,
-                        masked_tiles, lse_base, scale_log2, offset, query_length, key_length,
+                        o_desc, lse, q_tiles, k_ring, v_ring, bars, instance, first_row, tiles,
+                        masked_tiles, scale_log2, offset, query_length, key_length,
                         KEYS, H, STAGES, CAUSAL, 2, CONSUMERS, TAKE_TURNS, DTYPE,
                     ),
                 ),

@@ -1,6 +1,7 @@
 """Tensor maps, grids and buffers: from tensors to launches of the Hopper kernels."""
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -49,27 +50,41 @@ def _loadable(x: Tensor) -> Tensor:
     return x if aligned else x.contiguous()
 
 
+class _Map(TensorDescriptor):
+    """A tensor map whose numbers are right by construction. Triton checks each anew, which kept the host busy
+    for half of a call."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@cache
+def _tile_layout(rows: int, width: int, dtype: torch.dtype) -> Any:
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], _DTYPES[dtype])
+
+
+_ROW_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+
 def _tile_map(x: Tensor, rows: int, length: int | None = None) -> TensorDescriptor:
     """Tensor map of tiles [1, 1, rows, H] of x [B, heads, S, H]; rows from `length` on read as 0, are not
     written."""
     batch, heads, size, width = x.shape
     # An axis of one element may have any stride; the map wants a multiple of 16 bytes.
     strides = [s if n > 1 else width for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], _DTYPES[x.dtype])
     shape = [batch, heads, size if length is None else length, width]
-    return TensorDescriptor(x, shape, [*strides, 1], [1, 1, rows, width], layout)
+    return _Map(x, shape, [*strides, 1], [1, 1, rows, width], _tile_layout(rows, width, x.dtype))
 
 
 def _row_map(x: Tensor, rows: int) -> TensorDescriptor:
     """Tensor map of [1, rows] pieces of float32 x [B * heads, S]."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows], layout)
+    return _Map(x, list(x.shape), list(x.stride()), [1, rows], _ROW_LAYOUT)
 
 
 def _section(instances: int, bytes_each: int, multiple: int = 1) -> int:
     """How many heads run side by side: the largest divisor of `instances` whose data stays in the L2."""
     wanted = max(multiple, _L2_BYTES // max(bytes_each, 1))
-    return max(d for d in range(1, instances + 1) if instances % d == 0 and d <= wanted)
+    return max(d for d in range(1, min(instances, wanted) + 1) if instances % d == 0)
 
 
 def _visible_keys(queries: int, keys: int, causal: bool, offset: int) -> int:
@@ -98,8 +113,9 @@ def forward(
     section = section or _section(instances, 4 * seen * width // group, group)
     with torch.cuda.device_of(q):
         forward_kernel[(row_tiles * instances,)](
-            _tile_map(q, 64), _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen), _tile_map(out,
-            64), lse, heads, group, section, row_tiles, queries, seen, offset, scale * LOG2_E,
+            _tile_map(q, 64), _tile_map(k, tile.keys, seen), _tile_map(v, tile.keys, seen),
+            _tile_map(out.view(1, instances, queries, width), 64), lse, heads, group, section, row_tiles,
+            queries, seen, offset, scale * LOG2_E,
             KEYS=tile.keys, H=width, STAGES=tile.stages, CAUSAL=causal, CONSUMERS=tile.consumers,
             TAKE_TURNS=tile.take_turns, DTYPE=_DTYPES[q.dtype], num_warps=4,
         )  # fmt: skip
@@ -108,12 +124,13 @@ def forward(
 
 @triton.jit(do_not_specialize=["queries", "padded"])
 def statistics_kernel(
-    out_ptr, d_out_ptr, lse_ptr, d_lse_ptr, lse2_ptr, delta_ptr, d_out_strides, heads, queries, padded,
+    out_ptr, d_out_ptr, lse_ptr, d_lse_ptr, lse2_ptr, delta_ptr, counters_ptr, d_out_strides, heads, queries, padded,
     H: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):  # fmt: skip
     """delta = rowsum(O * dO) - dlse and the log-sum-exp in base 2, both [B * N, padded] float32.
 
-    A row without keys and a row past the end get lse2 = +inf, which makes every P of theirs 0.
+    A row without keys and a row past the end get lse2 = +inf, which makes every P of theirs 0. On the way the
+    counters of the backward kernel become 0: a number a program and one more.
     """
     tiles = padded // ROWS
     instance = (tl.program_id(0) // tiles).to(tl.int64)
@@ -128,6 +145,8 @@ def statistics_kernel(
         + row[:, None].to(tl.int64) * d_out_strides[2] + column[None, :] * d_out_strides[3],
         mask=exists[:, None], other=0.0,
     )  # [ROWS, H]  # fmt: skip
+    tl.store(counters_ptr + tl.program_id(0), 0)
+    tl.store(counters_ptr + tl.num_programs(0), 0, mask=tl.program_id(0) == 0)
     delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + instance * queries + row, mask=exists, other=0.0)
@@ -167,11 +186,12 @@ def backward(
     statistics = torch.empty(2, instances, padded, dtype=torch.float32, device=q.device)
     lse2, delta = statistics
     dq_sum = torch.empty(instances * padded * width, dtype=torch.float32, device=q.device)
-    counters = torch.zeros(instances * row_tiles + 1, dtype=torch.int32, device=q.device)
+    programs = instances * (padded // 64)  # of the statistics kernel, which zeroes the counters
+    counters = torch.empty(programs + 1, dtype=torch.int32, device=q.device)
     section = section or _section(batch * kv_heads, 4 * queries * width * group)
     with torch.cuda.device_of(q):
-        statistics_kernel[(instances * (padded // 64),)](
-            out, d_out, lse, lse if d_lse is None else d_lse, lse2, delta, d_out.stride(), heads, queries,
+        statistics_kernel[(programs,)](
+            out, d_out, lse, lse if d_lse is None else d_lse, lse2, delta, counters, d_out.stride(), heads, queries,
             padded, H=width, ROWS=64, HAS_D_LSE=d_lse is not None,
         )  # fmt: skip
         backward_kernel[(key_tiles * batch * kv_heads,)](

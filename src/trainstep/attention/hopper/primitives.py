@@ -93,3 +93,74 @@ def unpack_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.convert_layout(
         gl.reshape(pairs, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True
     )
+
+
+@gluon.constexpr_function
+def sixteen_byte_layout(warps, columns):
+    """Registers of a 16-bit tile [rows, columns] read by 16 bytes a thread, warps * 256 // columns rows a
+    pass."""
+    return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def everywhere_layout(size, warps):
+    """Every thread holds all of [size]: a sum over it needs no exchange, which would pin a register a place."""
+    return gl.BlockedLayout([size], [32], [warps], [0])
+
+
+@gluon.jit
+def keep_non_finite(x, found, DTYPE: gl.constexpr):
+    """x * 0 + found: infinite or NaN where x or found is. Two 16-bit numbers an instruction."""
+    if DTYPE == gl.bfloat16:  # noqa: SIM300 (a constexpr, not a constant)
+        found = gl.inline_asm_elementwise(
+            "{ .reg .b32 zero; mov.b32 zero, 0; fma.rn.bf16x2 $0, $1, zero, $2; }",
+            "=r,r,r", [x, found], dtype=gl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        found = gl.inline_asm_elementwise(
+            "{ .reg .b32 zero; mov.b32 zero, 0; fma.rn.f16x2 $0, $1, zero, $2; }",
+            "=r,r,r", [x, found], dtype=gl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return found
+
+
+@gluon.jit
+def any_non_finite(tile, WARPS: gl.constexpr, DTYPE: gl.constexpr):
+    """Whether a 16-bit tile [rows, columns] of shared memory holds an infinity or a NaN; all warps get the
+    answer."""
+    LAYOUT: gl.constexpr = sixteen_byte_layout(WARPS, tile.shape[1])
+    ROWS: gl.constexpr = WARPS * (256 // tile.shape[1])
+    found = tile.slice(0, ROWS).load(LAYOUT)
+    for i in gl.static_range(1, tile.shape[0] // ROWS):
+        found = keep_non_finite(tile.slice(i * ROWS, ROWS).load(LAYOUT), found, DTYPE)
+    rows = gl.convert_layout(gl.sum(found.to(gl.float32) * 0.0, 1), everywhere_layout(ROWS, WARPS))
+    return gl.sum(rows, 0) != 0.0  # 0, or NaN
+
+
+@gluon.jit
+def is_finite(x):
+    """True where x is neither infinite nor NaN."""
+    return x.to(gl.float32) * 0.0 == 0.0
+
+
+@gluon.jit
+def first_bad_row(tile, WARPS: gl.constexpr):
+    """Index of the first row of a 16-bit tile [rows, columns] of shared memory with an infinity or a NaN."""
+    LAYOUT: gl.constexpr = sixteen_byte_layout(WARPS, tile.shape[1])
+    ROWS: gl.constexpr = WARPS * (256 // tile.shape[1])
+    row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), 1)
+    first = gl.full([ROWS, tile.shape[1]], tile.shape[0], gl.int32, LAYOUT)
+    for i in gl.static_range(tile.shape[0] // ROWS):
+        finite = is_finite(tile.slice(i * ROWS, ROWS).load(LAYOUT))
+        first = gl.where(finite, first, gl.minimum(first, row + i * ROWS))
+    return gl.min(gl.convert_layout(gl.min(first, 1), everywhere_layout(ROWS, WARPS)), 0)
+
+
+@gluon.jit
+def write_finite(source, target, WARPS: gl.constexpr):
+    """Copy a 16-bit tile [rows, columns] of shared memory with 0 for infinities and NaN; may be in place."""
+    LAYOUT: gl.constexpr = sixteen_byte_layout(WARPS, source.shape[1])
+    ROWS: gl.constexpr = WARPS * (256 // source.shape[1])
+    for i in gl.static_range(source.shape[0] // ROWS):
+        x = source.slice(i * ROWS, ROWS).load(LAYOUT)
+        target.slice(i * ROWS, ROWS).store(gl.where(is_finite(x), x, gl.zeros_like(x)))

@@ -1,0 +1,63 @@
+"""The attention cases of the ruler: TF32 only where a row says so, compiled code made afresh, what is not timed."""
+
+import pytest
+import torch
+
+from benchmarks.cases import attention as table
+from benchmarks.measure.sampling import Policy
+from benchmarks.runner import measure
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("tf32", "high"), ("fp32", "highest"), ("bf16", "highest")])
+def test_float32_products_are_as_the_row_says(monkeypatch, dtype, expected):
+    # Whatever was set before: a tf32 row that multiplies IEEE float32 lies, and so does the opposite.
+    seen = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def noting(*args, **options):
+        seen.append(torch.get_float32_matmul_precision())
+        return plain(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    table.check.cache_clear()
+    case = table.case("sdpa", "forward_backward", queries=16, head_dim=16, dtype=dtype)
+    torch.set_float32_matmul_precision("medium")
+    outcome = measure(case, "cpu", Policy(warmup=1, min_samples=1, max_samples=1))
+    assert outcome.status == "ok", outcome.reason
+    assert len(seen) >= 3 and set(seen) == {expected}  # check, warm-up, sample
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_precision_is_put_back_when_a_case_cannot_be_prepared():
+    torch.set_float32_matmul_precision("medium")
+    with pytest.raises(NotImplementedError, match="does not run on cpu"):
+        table.prepare(table.case("triton-tf32", "forward", queries=16, head_dim=16, dtype="tf32"), "cpu")
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+@pytest.mark.parametrize("name", [row.name for row in table.ROWS.values() if row.compiles])
+def test_compiled_code_is_made_afresh_for_each_cell(monkeypatch, name):
+    # After eight shapes torch.compile refuses a ninth, or runs it eagerly.
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(name))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    table._function(name, "cuda", "bf16")
+    assert resets == [name]
+
+
+def test_everything_that_compiles_says_so():
+    assert {row.name for row in table.ROWS.values() if row.compiles} == {"reference-compiled", "flex"}
+    assert all(row.compiles for row in table.ROWS.values() if row.options.get("compile"))
+
+
+def test_tiled_is_a_row_with_a_reason_where_a_call_takes_seconds():
+    outcome = measure(table.case("tiled", "forward", queries=16384, head_dim=64), "cpu", Policy())
+    assert outcome.status == "skipped"
+    assert outcome.reason == "tiled launches its kernels tile by tile: not timed beyond 4096 queries"

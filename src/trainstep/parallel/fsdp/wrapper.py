@@ -22,6 +22,7 @@ from trainstep.parallel.clip import clip_grad_norm
 from trainstep.parallel.collectives import broadcast_each, start_reduce_scatter
 from trainstep.parallel.data.flat import Flat
 from trainstep.parallel.fsdp import state
+from trainstep.parallel.fsdp.order import CollectiveOrder
 from trainstep.parallel.fsdp.shard import ShardedWeight
 
 SHARDED_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, Linear, PackedLinear, Embedding)
@@ -33,8 +34,9 @@ class FSDP(Flat):
 
     Parameters afterwards: a flat shard for each sharded weight (choose optimizer groups by name or by the
     shard's `full_shape`), and the replicated ones as they were. All ranks must run the same layers in the
-    same order. A layer's weight is whole only inside the layer's own forward. Several backwards before finish
-    add up.
+    same order; finish raises a RuntimeError that names the first difference where they did not (on CUDA on the
+    ranks that deviate from the step before). A layer's weight is whole only inside the layer's own forward.
+    Several backwards before finish add up.
 
     With `compute_dtype` weights are cast before they are gathered and gradients are reduced in it, while
     shards, their gradients and the optimizer's update keep the model's dtype; sharded layers cast their
@@ -64,6 +66,7 @@ class FSDP(Flat):
         self._replica_group = mesh.get_group("replicate") if mesh is not None else None
         self.weights = self._shard(module, SHARDED_LAYERS + layer_classes, options.get("group"))
         self._by_shard = {id(weight.shard): weight for weight in self.weights}
+        self._index = {id(weight): index for index, weight in enumerate(self.weights)}
         super().__init__(module, **options)
         if self._replica_group is not None:
             # The weight is over all ranks, a reduce-scatter's average over a part of them.
@@ -79,6 +82,7 @@ class FSDP(Flat):
         self._backward_order: list[ShardedWeight] = []
         self._visited: list[ShardedWeight] = []
         self._flying: deque[tuple[ShardedWeight, Tensor, dist.Work]] = deque()
+        self._order = CollectiveOrder([weight.name for weight in self.weights], self._device)
 
     def _shard(
         self, module: nn.Module, classes: tuple[type[nn.Module], ...], group: dist.ProcessGroup | None
@@ -114,6 +118,7 @@ class FSDP(Flat):
     def _gather(self, weight: ShardedWeight) -> None:
         if id(weight) not in self._whole:
             self._note("gather", weight)
+            self._order.note("gather", self._index[id(weight)])
             weight.start_gather(self._start)
             self._whole[id(weight)] = weight
 
@@ -256,6 +261,7 @@ class FSDP(Flat):
         whole = weight.take_unsent(gradient)
         operation = self._weigh(whole)
         self._note("reduce", weight)
+        self._order.note("reduce", self._index[id(weight)])
         part = whole
 
         def launch() -> dist.Work:
@@ -282,6 +288,10 @@ class FSDP(Flat):
                 self._send(weight, None)
         while self._flying:
             self._land()
+        with self._waiting():
+            self._order.require_alike(
+                lambda marks: self._start(lambda: self._collective(marks, dist.ReduceOp.MAX))
+            )
         super()._reduce_gradients()
 
     # Whole-model views; every rank calls them.

@@ -164,6 +164,6 @@ def bit_equal(one, other):
 def fingerprint(module):
     """All parameters and buffers as bytes, to compare ranks bit for bit."""
     return [
-        t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         for t in (*module.parameters(), *module.buffers())
     ]

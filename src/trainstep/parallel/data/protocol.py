@@ -148,6 +148,8 @@ class DataParallel(nn.Module):
         """Store a reduced gradient; where this rank has none, `_settle_missing` decides."""
         if parameter.grad is None:
             self._missing.append((parameter, reduced))
+        elif 0 in parameter.grad.stride():  # expanded by whoever assigned it: cannot hold just any sum
+            parameter.grad = reduced
         elif parameter.grad.data_ptr() != reduced.data_ptr():  # else it was reduced in place
             parameter.grad.copy_(reduced)
 

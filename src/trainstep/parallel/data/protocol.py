@@ -182,6 +182,10 @@ class DataParallel(nn.Module):
     def _collective(self, tensor: Tensor, operation: Any) -> dist.Work:
         return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
 
+    def _maximum(self, tensor: Tensor) -> dist.Work:
+        """Start the maximum of a small `tensor` over ranks, in place."""
+        return self._start(lambda: self._collective(tensor, dist.ReduceOp.MAX))
+
     def _start(self, launch: Callable[[], dist.Work]) -> dist.Work:
         return self.communication.track(launch) if self.communication is not None else launch()
 
@@ -234,7 +238,7 @@ class DataParallel(nn.Module):
             present = torch.tensor(flags, dtype=torch.uint8, device=self._device)
         if present.numel():
             with self._waiting():
-                self._start(lambda: self._collective(present, dist.ReduceOp.MAX)).wait()
+                self._maximum(present).wait()
         if not absent:
             return everything
         return {id(p) for p, flag in zip(self._trainable, present.tolist(), strict=True) if flag}

@@ -24,6 +24,7 @@ from trainstep.parallel.data.flat import Flat
 from trainstep.parallel.fsdp import state
 from trainstep.parallel.fsdp.order import CollectiveOrder
 from trainstep.parallel.fsdp.shard import ShardedWeight
+from trainstep.parallel.overflow import spread_overflow
 
 SHARDED_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, Linear, PackedLinear, Embedding)
 _AHEAD = 2  # gathers ahead of the layer at work; also reductions under way
@@ -37,6 +38,9 @@ class FSDP(Flat):
     same order; finish raises a RuntimeError that names the first difference where they did not (on CUDA on the
     ranks that deviate from the step before). A layer's weight is whole only inside the layer's own forward.
     Several backwards before finish add up.
+
+    A gradient that is not finite on one rank makes one element NaN on every rank, so that a `torch.amp.GradScaler`
+    skips the step on all of them and they keep one scale.
 
     With `compute_dtype` weights are cast before they are gathered and gradients are reduced in it, while
     shards, their gradients and the optimizer's update keep the model's dtype; sharded layers cast their
@@ -289,10 +293,15 @@ class FSDP(Flat):
         while self._flying:
             self._land()
         with self._waiting():
-            self._order.require_alike(
-                lambda marks: self._start(lambda: self._collective(marks, dist.ReduceOp.MAX))
-            )
+            self._order.require_alike(self._maximum)
         super()._reduce_gradients()
+        with self._waiting():
+            spread_overflow(
+                [weight.shard.grad for weight in self.weights if weight.shard.grad is not None],
+                [parameter.grad for parameter in self._trainable if parameter.grad is not None],
+                self._device,
+                self._maximum,
+            )
 
     # Whole-model views; every rank calls them.
 

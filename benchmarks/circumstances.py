@@ -5,7 +5,7 @@ from typing import Any
 from benchmarks.measure.record import Row
 
 # Results that differ in one of these do not compare, also when one side does not know it.
-_CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size")
+_CIRCUMSTANCES = ("device", "gpu", "driver", "cuda", "torch", "triton", "python", "world_size", "nodes")
 # How samples are taken decides what one is: with no warm-up the first call is a sample.
 _METHOD = ("warmup", "inner")
 _CPU_CIRCUMSTANCES = ("cpu", "cpu_count", "cpu_threads")

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
 from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
+from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
 from benchmarks.measure.record import Row, RunWriter, finite_or_absent
 from benchmarks.measure.sampling import Policy, take_samples
 
@@ -53,6 +54,10 @@ def measure(
     """Measure one case. Never raises but for an interruption: every failure is an outcome."""
     import torch
 
+    started = started_ranks()
+    if started is not None and case.world_size != started:
+        reason = f"torchrun started {started} ranks, and this case takes {case.world_size}"
+        return Outcome(status="skipped", reason=reason)
     made: Prepared | None = None
     try:
         release(device)
@@ -71,7 +76,9 @@ def measure(
                 )
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        samples = take_samples(made.run, clock=made.clock, before=made.before, policy=policy)
+        samples = take_samples(
+            made.run, clock=made.clock, before=made.before, policy=policy, now=agreed_clock(device)
+        )
         if made.metrics is not None:
             metrics |= made.metrics()
         return Outcome(
@@ -123,14 +130,16 @@ def run_cases(
         writer: stores each row before the next case starts, so an interruption keeps what was measured.
         process: number of this process where a case is measured in several.
     """
-    done = writer.done_ids(process)
+    done = agreed(writer.done_ids(process), device)
     for case in chosen:
         if case.id in done:
             continue
         started = datetime.now(UTC).isoformat(timespec="seconds")
         outcome = measure(case, device, policy, prepare)
         env = template.env | {"world_size": case.world_size, "state": outcome.state}
-        if device == "cpu" and case.world_size > (os.cpu_count() or 1):
+        if nodes() > 1:
+            env["nodes"] = nodes()
+        if device == "cpu" and case.world_size > nodes() * (os.cpu_count() or 1):
             env["oversubscribed"] = True  # says little about speed; the gate leaves it alone
         if process is not None:
             env["process"] = process

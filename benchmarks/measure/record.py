@@ -21,6 +21,7 @@ SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "skipped", "red")
 SUITES = ("run", "asv", "pytest")
 RESULTS = Path("results")
+LEAST_SAMPLES = 5  # of a published row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +301,18 @@ class RunWriter:
     def done_ids(self, process: int | None = None) -> set[str]:
         """Ids of the cases that have a row, of any status; with `process`, a row taken by that process."""
         return {r.case for r in self.rows if process is None or r.env.get("process") == process}
+
+
+class MemoryWriter(RunWriter):
+    """Keeps rows and writes nothing: for the ranks that do not write under torchrun."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.devnull)
+        self.rows = []
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        self.rows.append(row)
 
 
 def read_rows(path: Path) -> list[Row]:

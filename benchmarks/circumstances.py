@@ -17,11 +17,26 @@ def circumstances(row: Row) -> dict[str, Any]:
     """What must be equal for two rows of a case to be compared."""
     names = _CIRCUMSTANCES if row.env.get("device") == "cuda" else (*_CIRCUMSTANCES, *_CPU_CIRCUMSTANCES)
     return {
+        "state": declared_state(row),
         "machine": row.machine,
         "suite": row.suite,
         "version": row.version,
         **{name: row.env.get(name) for name in (*names, *_METHOD)},
     }
+
+
+def declared_state(row: Row) -> str:
+    """Whether every sample of a row started from the same state ("same") or the samples moved it on ("advances").
+
+    asv has no place for it: there it is what the tables of cases declare for the phase.
+    """
+    _, _, phase, *_ = [*row.case.split("/"), "", ""]
+    return str(row.env.get("state") or state_of_phase(phase))
+
+
+def state_of_phase(phase: str) -> str:
+    """A training step moves the parameters on; nothing else does."""
+    return "advances" if phase == "train_step" else "same"
 
 
 def differences(one: Row, other: Row) -> list[str]:

@@ -130,6 +130,20 @@ def test_another_way_of_sampling_is_not_comparable():
     assert answer(side({ONE: 0.05}, env=cold), side({ONE: 1e-6}, env=warm)) == ({ONE: "not_comparable"}, 14)
 
 
+def test_samples_that_start_from_another_state_are_not_comparable():
+    """H5: a step whose optimizer moves the parameters on between samples, and one that starts anew each time."""
+    same, advances = ({**CPU, "state": state} for state in ("same", "advances"))
+    assert answer(side({ONE: 1.0}, env=same), side({ONE: 1.0}, env=advances)) == ({ONE: "not_comparable"}, 14)
+    step = "step/plain/train_step/toy,B4,S128,fp32,w1"
+    # What says nothing of it, such as asv's rows, has what the phase declares.
+    assert answer(side({ONE: 1.0, step: 1.0}), side({ONE: 1.0}, env=same) + side({step: 1.0}, env=advances))[1] == 0
+    assert answer(side({step: 1.0}), side({step: 1.0}, env=same))[1] == 14
+
+
+def test_ranks_on_other_numbers_of_nodes_are_not_comparable():
+    assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "nodes": 2}))[1] == 14
+
+
 def test_a_cpu_case_depends_on_the_processor_a_gpu_case_does_not():
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "cpu": "faster"}))[1] == 14
     assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={**GPU, "cpu": "faster"}))[1] == 0

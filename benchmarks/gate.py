@@ -232,6 +232,14 @@ def _quantities(
             kind = "missing" if after is None else "new"
             found.append(Finding(kind=kind, case=case, metric=name, detail=f"{name} only on one side"))
             continue
+        if (before.unit, before.better) != (after.unit, after.better):
+            why = f"{before.unit}, {before.better} is better -> {after.unit}, {after.better} is better"
+            found.append(Finding(kind="not_comparable", case=case, metric=name, detail=why))
+            continue
+        series = {
+            commit: value if value and (value.unit, value.better) == (after.unit, after.better) else None
+            for commit, value in series.items()
+        }
         found.append(_quantity(case, name, before, after, series, old[0].commit, _commit(new)))
     return found
 

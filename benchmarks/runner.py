@@ -15,7 +15,7 @@ from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
 from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
 from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
-from benchmarks.measure.record import Row, RunWriter, finite_or_absent
+from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent
 from benchmarks.measure.sampling import Policy, take_samples
 
 
@@ -81,6 +81,7 @@ def measure(
         )
         if made.metrics is not None:
             metrics |= made.metrics()
+        check_metrics(metrics)
         return Outcome(
             status="ok",
             samples_seconds=tuple(samples.seconds),

@@ -58,8 +58,8 @@ def choose_device(device: str) -> str:
     return device
 
 
-def choose_policy(device: str, samples: int | None, warmup: int | None) -> Policy:
-    """Sampling from the command line's options.
+def choose_policy(device: str, samples: int | None, warmup: int | None, *, what: str = "samples") -> Policy:
+    """Sampling from the command line's options; `what` is the option that holds `samples`.
 
     Raises:
         ValueError: a count out of range.
@@ -70,7 +70,7 @@ def choose_policy(device: str, samples: int | None, warmup: int | None) -> Polic
     }
     if samples is not None:
         if samples < 1:
-            raise ValueError(f"samples must be at least 1, got {samples}")
+            raise ValueError(f"{what} must be at least 1, got {samples}")
         options |= {"min_samples": samples, "max_samples": samples}
     if warmup is not None:
         options["warmup"] = warmup

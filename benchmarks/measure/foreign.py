@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.cases.case import parse_id
 from benchmarks.circumstances import state_of_phase
-from benchmarks.measure.record import Row, strict_json, write_atomically
+from benchmarks.measure.record import Row, check_metrics, strict_json, write_atomically
 
 # asv keeps these among a result's parameters; every other one is part of the environment.
 _ASV_MACHINE = {"machine", "arch", "os", "num_cpu", "ram"}
@@ -149,7 +149,8 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
             world_size = parse_id(case_id)["world_size"]
         except ValueError:
             continue  # a benchmark that is no case of ours
-        stats = benchmark["stats"]
+        stats, metrics = benchmark["stats"], extra.get("metrics", {})
+        check_metrics(metrics)
         rows.append(
             Row(
                 case=case_id,
@@ -165,7 +166,7 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                 status="ok",
                 samples_seconds=tuple(float(s) for s in stats.get("data") or [stats["median"]]),
                 first_seconds=extra.get("first_seconds"),
-                metrics=extra.get("metrics", {}),
+                metrics=metrics,
                 check=extra.get("check"),
                 env={
                     **machine.get("trainstep", {}),  # see conftest.py

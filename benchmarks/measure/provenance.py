@@ -141,7 +141,10 @@ def provenance(root: Path, *, source: Path | None = None, commit: str | None = N
     head = head_commit(root)
     dirty = False
     if commit is not None and head is not None:
-        commit = git(root, "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
+        try:
+            commit = git(root, "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
+        except ValueError:
+            raise ValueError(f"git knows no commit {commit!r}") from None
     measured = commit or (head if source is None else None)
     if measured is not None and head is not None:
         pairs = [(SOURCE, source_sha256)]

@@ -38,7 +38,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
     import pytest
 
     from benchmarks import cases as tables
-    from benchmarks.measure.record import finite_or_absent
+    from benchmarks.measure.record import check_metrics, finite_or_absent
     from benchmarks.runner import work_metrics
 
     try:
@@ -71,6 +71,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         benchmark.pedantic(once, rounds=rounds if benchmark.enabled else 1, iterations=1)
         if made.metrics is not None:
             extra["metrics"] |= made.metrics()
+        check_metrics(extra["metrics"])
         benchmark.extra_info.update(finite_or_absent(extra))
     finally:
         made.close()

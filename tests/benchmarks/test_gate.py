@@ -194,6 +194,11 @@ def test_h2_direction_zero_and_nan(old, new, unit, better, kind, status):
     assert kinds == {ONE: "unchanged", "m": kind} and found == status
 
 
+@pytest.mark.parametrize("other", [("ms", "lower"), ("s", "higher")])
+def test_a_metric_that_changed_its_unit_or_its_direction_is_not_comparable(other):
+    assert answer(metric(1.0, "s", "lower"), metric(1.0, *other)) == ({ONE: "unchanged", "m": "not_comparable"}, 14)
+
+
 def test_h2_milliseconds_that_double():
     assert answer(side({ONE: 0.010}), side({ONE: 0.020})) == ({ONE: "regressed"}, 13)
     few = [side({ONE: value}, processes=1) for value in (0.010, 0.020)]

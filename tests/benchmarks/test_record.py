@@ -120,6 +120,8 @@ def test_a_killed_run_leaves_only_whole_rows(tmp_path):
         ("future.jsonl", '{"schema":99}\n'),
         ("field.jsonl", None),
         ("status.jsonl", None),
+        ("sideways.jsonl", None),
+        ("valueless.jsonl", None),
         ("asv.json", '{"result_columns": 3, "results": {}}'),
     ],
 )
@@ -129,6 +131,8 @@ def test_a_damaged_file_is_named_skipped_and_left_alone(tmp_path, name, content)
         "torn.jsonl": good + good[:-20],
         "field.jsonl": good.replace('"status"', '"statuz"'),
         "status.jsonl": good.replace('"ok"', '"fine"'),
+        "sideways.jsonl": good.replace('"metrics":{}', '"metrics":{"m":{"value":1,"better":"sideways"}}'),
+        "valueless.jsonl": good.replace('"metrics":{}', '"metrics":{"m":1}'),
     }.get(name, content)
     bad = tmp_path / name
     bad.write_bytes(content.encode("utf-8", "surrogateescape"))
@@ -291,7 +295,14 @@ def test_the_tables_declare_the_state_by_phase():
 
 def test_results_of_an_existing_environment_can_be_stamped(tmp_path):
     path = asv_file(tmp_path, requirements={})
-    env = {"torch": "2.13.0", "asv_runner": "0.3.2", "cpu": "other", "device": "cpu", "gpu": None, "warmup": 2}
+    env = {
+        "torch": "2.13.0",
+        "asv_runner": "0.3.2",
+        "cpu": "other",
+        "device": "cpu",
+        "gpu": None,
+        "warmup": 2,
+    }
     stamp_asv(path, env)
     row = load([path])[0][0]
     assert row.env["asv_runner"] == "0.3.2" and row.env["torch"] == "2.13.0" and row.env["device"] == "cpu"

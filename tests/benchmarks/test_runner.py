@@ -155,6 +155,12 @@ def test_every_form_of_running_out_of_memory_is_told_apart_from_errors(error):
     assert measure(cells(1)[0], "cpu", POLICY, prepare).status == "oom"
 
 
+def test_a_metric_without_a_direction_that_exists_is_the_cell_s_error():
+    made = simple(metrics=lambda: {"m": {"value": 1, "unit": "1", "better": "sideways"}})
+    outcome = measure(cells(1)[0], "cpu", POLICY, lambda case, device: made)
+    assert outcome.status == "error" and "'m' is better 'sideways'" in outcome.reason
+
+
 def test_numbers_of_other_libraries_are_stored_and_what_cannot_be_is_the_cell_s_error(tmp_path):
     import numpy
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
+from benchmarks.measure.clock import event_clock
 from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
 from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
 from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent
@@ -30,6 +31,7 @@ class Outcome:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     check: dict[str, float | None] | None = None
     state: str = "same"
+    clock: str = "host"
 
 
 def one_line(error: BaseException) -> str:
@@ -46,6 +48,11 @@ def work_metrics(work: Work) -> dict[str, dict[str, Any]]:
         for name, unit in units.items()
         if getattr(work, name) is not None
     }
+
+
+def clock_name(clock: Callable[..., float]) -> str:
+    """What takes the samples: "events" of the device, in which the host has no part, or the "host"."""
+    return "events" if clock is event_clock else "host"
 
 
 def measure(
@@ -89,6 +96,7 @@ def measure(
             metrics=finite_or_absent(metrics),  # here, so that what cannot be stored is this case's error
             check=check,
             state=made.state,
+            clock=clock_name(made.clock),
         )
     except NotImplementedError as error:
         return Outcome(status="skipped", reason=str(error) or "not implemented")
@@ -137,7 +145,7 @@ def run_cases(
             continue
         started = datetime.now(UTC).isoformat(timespec="seconds")
         outcome = measure(case, device, policy, prepare)
-        env = template.env | {"world_size": case.world_size, "state": outcome.state}
+        env = template.env | {"world_size": case.world_size, "state": outcome.state, "clock": outcome.clock}
         if nodes() > 1:
             env["nodes"] = nodes()
         if device == "cpu" and case.world_size > nodes() * (os.cpu_count() or 1):

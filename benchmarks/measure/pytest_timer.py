@@ -39,7 +39,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
 
     from benchmarks import cases as tables
     from benchmarks.measure.record import check_metrics, finite_or_absent
-    from benchmarks.runner import work_metrics
+    from benchmarks.runner import clock_name, work_metrics
 
     try:
         made = tables.prepare(case, device)
@@ -49,7 +49,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         "case": case.id,
         "version": case.version,
         "metrics": work_metrics(made.work),
-        "env": {"state": made.state},
+        "env": {"state": made.state, "clock": clock_name(made.clock)},
     }
     try:
         if made.check is not None:

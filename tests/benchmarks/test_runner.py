@@ -9,9 +9,10 @@ import torch
 
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.commands.measuring import status_of
+from benchmarks.measure.clock import event_clock, host_clock
 from benchmarks.measure.record import Row, RunWriter, load
 from benchmarks.measure.sampling import Policy
-from benchmarks.runner import measure, run_cases
+from benchmarks.runner import clock_name, measure, run_cases
 
 POLICY = Policy(warmup=1, min_samples=5, max_samples=5)
 
@@ -124,6 +125,11 @@ def test_an_interruption_keeps_the_rows_and_the_next_run_resumes(tmp_path):
     again()
     assert ran == ["cell1", "cell2", "cell3", "cell3", "cell4"]
     assert len(load([tmp_path])[0]) == 4
+
+
+@pytest.mark.parametrize(("clock", "name"), [(event_clock, "events"), (host_clock("cpu"), "host")])
+def test_rows_say_what_took_their_samples(clock, name):
+    assert clock_name(clock) == name
 
 
 def test_work_and_closing(tmp_path):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from trainstep.parallel.collectives import broadcast_each
 from trainstep.parallel.communication import CommunicationLog
+from trainstep.parallel.data.members import Members
 
 
 class DataParallel(nn.Module):
@@ -47,6 +48,7 @@ class DataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
+        self._members = Members(module)
         self.communication = communication
         self._group = group
         self._broadcast_buffers = broadcast_buffers
@@ -60,13 +62,13 @@ class DataParallel(nn.Module):
         self._trainable: list[nn.Parameter] = []
         self._missing: list[tuple[nn.Parameter, Tensor]] = []
         self._notice_parameters()
-        self._broadcast(list(module.buffers()))
+        self._broadcast(self._members.buffers())
 
     # What a variant defines.
 
     def _managed(self) -> list[nn.Parameter]:
         """The parameters that are whole on every rank."""
-        return list(self.module.parameters())
+        return self._members.parameters()
 
     def _prepare(self) -> None:
         """Get ready for `self._trainable`, called whenever that list has changed."""
@@ -130,7 +132,7 @@ class DataParallel(nn.Module):
         self._reduce_gradients()
         self._settle_missing()
         if self._broadcast_buffers:
-            self._broadcast(list(self.module.buffers()))
+            self._broadcast(self._members.buffers())
         self._weight, self._by_tokens = 1.0 / dist.get_world_size(self._group), False
         self._launched = 0
 

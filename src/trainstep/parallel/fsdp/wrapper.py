@@ -113,7 +113,7 @@ class FSDP(Flat):
         return self._by_shard.get(id(layer._parameters.get("weight")))
 
     def _managed(self) -> list[nn.Parameter]:
-        return [p for p in self.module.parameters() if id(p) not in self._by_shard]
+        return [p for p in self._members.parameters() if id(p) not in self._by_shard]
 
     def _note(self, what: str, weight: ShardedWeight) -> None:
         if self.events is not None:

@@ -58,15 +58,16 @@ def _search(
 
 
 def _sure(results: Mapping[str, Evidence]) -> dict[str, Evidence]:
-    """What can be relied on: steady results, and unsteady ones as good as the best.
+    """What can be relied on: steady results, and unsteady ones that are as good as the best or of which every
+    process is beyond every one of another commit.
 
-    Of an unsteady one that looks worse nobody knows whether the commit was slow or the machine busy: as if it
-    had not been measured, which widens the range of suspects.
+    Of any other unsteady one that looks worse nobody knows whether the commit was slow or the machine busy: as
+    if it had not been measured, which widens the range of suspects.
     """
     settled = {commit: value.settled() for commit, value in results.items()}
     sure: dict[str, Evidence] = {}
     for commit, value in results.items():
-        if value.steady:
+        if value.steady or any(evidence.worse(other, value) for other in results.values()):
             sure[commit] = value
         elif not any(evidence.worse(other, settled[commit]) for other in settled.values()):
             sure[commit] = settled[commit]

@@ -29,6 +29,10 @@ STATUS = {
 }
 # Times an alarm is measured again while the machine is too busy to tell.
 ATTEMPTS = 3
+# A range of suspects up to this long is measured again, commit by commit, to name one of them.
+MOST_SUSPECTS = 8
+# What stands for the commit of rows from a tree that differs from every commit.
+WORK_TREE = "the work tree"
 # remeasure(case ids, [commit or None for the work tree, ...]) -> the rows of each, measured alternately
 Remeasure = Callable[[list[str], list[str | None]], Sequence[Sequence[Row]]]
 
@@ -141,6 +145,7 @@ def compare(
             findings.append(Finding(kind="missing", case=case, allowed=yes, detail=detail))
     if remeasure is not None:
         findings = _confirmed(findings, _commit(current), remeasure)
+        findings = _narrowed(findings, remeasure)
     findings = [_across_hosts(finding) for finding in findings]
     # Of what is not a regression, nobody is to blame.
     findings = [f if f.kind == "regressed" else replace(f, good=None, suspects=()) for f in findings]
@@ -273,7 +278,7 @@ def _quantity(
     new_commit: str | None,
 ) -> Finding:
     """One quantity: against the best commit so far where there is a history, else against the baseline."""
-    here = new_commit or "the work tree"
+    here = new_commit or WORK_TREE
     step, certain = blame(before, after, baseline=old_commit, current=here, past=past)
     best, against = before, old_commit
     if step is not None and step.best is not None:
@@ -363,6 +368,36 @@ def _across_hosts(finding: Finding) -> Finding:
     why = _join(f"{seen}, but on another host: measure both on one", finding.detail)
     # What may be slower must not pass; what may be faster may.
     return replace(finding, kind="not_comparable" if finding.kind == "regressed" else "unchanged", detail=why)
+
+
+def _narrowed(findings: list[Finding], remeasure: Remeasure) -> list[Finding]:
+    """Measure the commits of each range of suspects, alternating, and name fewer where that shows the step."""
+    ranges: dict[tuple[str, ...], list[str]] = {}
+    for finding in findings:
+        if finding.confirmed and finding.good and 1 < len(finding.suspects) <= MOST_SUSPECTS:
+            cases = ranges.setdefault((finding.good, *finding.suspects), [])
+            if finding.case not in cases:
+                cases.append(finding.case)
+    for commits, cases in ranges.items():
+        last = commits[-1]
+        sides = remeasure(cases, [None if name == WORK_TREE else name for name in commits])
+        found = {name: _by_case(rows) for name, rows in zip(commits, sides, strict=True)}
+        for place, finding in enumerate(findings):
+            if finding.case not in cases or (finding.good, *finding.suspects) != commits:
+                continue
+            try:
+                past = {
+                    c: _evidence(_ok(rows.get(finding.case, ())), finding.metric) for c, rows in found.items()
+                }
+            except NotFiniteError:
+                continue
+            before, after = past[commits[0]], past[last]
+            if before is None or after is None:
+                continue
+            step, certain = blame(before, after, baseline=commits[0], current=last, past=past)
+            if step is not None and certain and set(step.suspects) < set(finding.suspects):
+                findings[place] = replace(finding, good=step.good, suspects=step.suspects)
+    return findings
 
 
 def _unsteady(sides: tuple[list[Row], list[Row]] | None) -> bool:

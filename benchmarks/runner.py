@@ -91,8 +91,8 @@ def measure(
         check_metrics(metrics)
         return Outcome(
             status="ok",
-            samples_seconds=tuple(samples.seconds),
-            first_seconds=samples.first_seconds,
+            samples_seconds=tuple(samples.seconds) if policy.timed else (),
+            first_seconds=samples.first_seconds if policy.timed else None,
             metrics=finite_or_absent(metrics),  # here, so that what cannot be stored is this case's error
             check=check,
             state=made.state,

@@ -5,13 +5,13 @@ asv, pytest-benchmark) takes them from here.
 """
 
 import re
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from benchmarks.cases import attention, collectives, data_parallel, memory, sharding, step
 from benchmarks.cases.case import TIERS, Case, Prepared
 from benchmarks.cases.registries import ROOT
+from benchmarks.measure.settle import settle
 
 AREAS: dict[str, ModuleType] = {
     module.AREA: module for module in (attention, step, collectives, data_parallel, sharding, memory)
@@ -55,7 +55,7 @@ def prepare(case: Case, device: str) -> Prepared:
         NotImplementedError: this machine, or the installed trainstep, cannot run it; the message says why.
     """
     if device == "cpu":
-        settle_vector_math()
+        settle()
     try:
         return AREAS[case.area].prepare(case, device)
     except (ModuleNotFoundError, AttributeError) as error:
@@ -76,17 +76,3 @@ def measures_own_tree() -> bool:
     import trainstep
 
     return Path(trainstep.__file__).resolve().parents[1] == ROOT / "src"
-
-
-@cache
-def settle_vector_math() -> None:
-    """Call the vectorised functions once from one thread.
-
-    A first call from several threads at once now and then gave less accurate values on a CPU (seen in processes that
-    asv forks: 2 of 14 checks red, always by the same error), and never after a first call of one thread.
-    """
-    import torch
-
-    for dtype in (torch.float32, torch.float64):
-        for function in (torch.exp, torch.exp2, torch.log):
-            function(torch.ones(1, dtype=dtype))

@@ -10,7 +10,13 @@ from benchmarks.cases import step as steps
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.cases.registries import ruler_module
 from benchmarks.measure.clock import host_clock
-from benchmarks.measure.memory import PeakMeter, release, size_text
+from benchmarks.measure.memory import (
+    HostMemoryError,
+    PeakMeter,
+    available_host_bytes,
+    release,
+    size_text,
+)
 
 AREA = "memory"
 # "inference" is a forward that saves nothing; the others are those of the step area.
@@ -83,7 +89,7 @@ def case(
 
 
 def policies(n_layers: int) -> list[str]:
-    """Every policy that differs from the others on this many blocks."""
+    """Every policy that differs from the others on this many blocks; the one that needs most of the host last."""
     groups = [f"groups-{size}" for size in GROUP_SIZES if size <= max(1, n_layers // 2)]
     return ["none", *groups, "recursive", "selective", "offload"]
 
@@ -93,16 +99,18 @@ def cases() -> list[Case]:
     found = [case(policy, "forward_backward", "toy", tier="smoke", context=128) for policy in policies(2)]
     found += [case("none", phase, "toy", tier="smoke", context=128) for phase in ("inference", "train_step")]
     found += [case(policy, "forward_backward", "small") for policy in policies(12)]
-    for dtype in ("fp32", "amp-bf16"):
-        found += [
-            case(policy, "forward_backward", "xl", dtype=dtype, context=2048, tier="full")
-            for policy in policies(32)
-        ]
-        found += [
-            case("none", phase, "xl", dtype=dtype, context=context, tier="full")
-            for context in (128, 2048)
-            for phase in ("inference", "forward", "train_step")
-        ]
+    dtypes = ("fp32", "amp-bf16")
+    found += [
+        case("none", phase, "xl", dtype=dtype, context=context, tier="full")
+        for dtype in dtypes
+        for context in (128, 2048)
+        for phase in ("inference", "forward", "train_step")
+    ]
+    found += [
+        case(policy, "forward_backward", "xl", dtype=dtype, context=2048, tier="full")
+        for policy in policies(32)
+        for dtype in dtypes
+    ]
     return found
 
 
@@ -161,6 +169,7 @@ def prepare(one: Case, device: str) -> Prepared:
     config = config_of(one)
     runs_here(one.target, device)
     expected = predict(config, one.dtype, policy_of(one), one.phase, device)
+    require_host_memory(expected, device)
     step = build(config, one.dtype, device, policy_of(one))
     parts = parts_of(step, one.phase)
 
@@ -168,9 +177,12 @@ def prepare(one: Case, device: str) -> Prepared:
         for _, part in parts:
             part()
 
-    def metrics() -> dict[str, dict[str, Any]]:
+    def fresh() -> None:
         step.reset_gradients()
-        step.loss = None
+        step.loss = None  # with what the last forward saved
+
+    def metrics() -> dict[str, dict[str, Any]]:
+        fresh()
         with PeakMeter(device, resident(step)) as meter:
             for name, part in parts:
                 with meter.phase(name):
@@ -194,7 +206,7 @@ def prepare(one: Case, device: str) -> Prepared:
     return Prepared(
         run=run,
         clock=host_clock(device),
-        before=step.reset_gradients,
+        before=fresh,
         work=Work(
             flops=flops.model_flops(config, phase=phase, causal_half=True).total,
             tokens=config.batch_size * config.context_length,
@@ -275,11 +287,25 @@ class Expected:
         peak_bytes: of the phase, parameters and optimizer state included.
         static_bytes: the part that is alive between steps.
         recomputed_flops: forward work done a second time.
+        host_bytes: pinned memory of the host, besides.
     """
 
     peak_bytes: float
     static_bytes: float
     recomputed_flops: float
+    host_bytes: float = 0
+
+
+def require_host_memory(expected: Expected, device: str) -> None:
+    """Refuse what needs more of the host's memory than there is: the kernel would end the process and its sweep.
+
+    Raises:
+        HostMemoryError: with the bytes asked for and free. On a CPU everything is the host's memory.
+    """
+    asked = expected.host_bytes + (expected.peak_bytes if device == "cpu" else 0)
+    free = available_host_bytes()
+    if free is not None and asked > free:
+        raise HostMemoryError(int(asked), free)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,4 +452,5 @@ def predict(config: Any, dtype: str, policy: str, phase: str, device: str) -> Ex
         peak_bytes=static + peak,
         static_bytes=static,
         recomputed_flops=0 if phase == "forward" else whole.recomputed_flops,
+        host_bytes=whole.host_bytes,
     )

@@ -64,10 +64,9 @@ def choose_policy(device: str, samples: int | None, warmup: int | None, *, what:
     Raises:
         ValueError: a count out of range.
     """
-    options: dict[str, Any] = {
-        "cap_seconds": 0.5 if device == "cuda" else 1.0,
-        "min_samples": 10 if device == "cuda" else 5,
-    }
+    options: dict[str, Any] = {"cap_seconds": 0.5, "min_samples": 10}
+    if device == "cpu":
+        options = {"cap_seconds": 1.0, "min_samples": 5, "max_samples": 100, "floor_seconds": 0.3}
     if samples is not None:
         if samples < 1:
             raise ValueError(f"{what} must be at least 1, got {samples}")
@@ -173,9 +172,9 @@ def checked(
 
     if machine is not None:
         check_machine(machine)
-        if policy.min_samples < LEAST_SAMPLES:
+        if policy.timed and policy.min_samples < LEAST_SAMPLES:
             raise ValueError(
-                f"a published row needs at least {LEAST_SAMPLES} repetitions, got {policy.min_samples}"
+                f"a published row needs at least {LEAST_SAMPLES} samples, got {policy.min_samples}"
             )
     if process is not None and process < 0:
         raise ValueError(f"process must not be negative, got {process}")

@@ -1,5 +1,7 @@
 """`memory`: where the bytes of a training step go, and what checkpointing makes of them."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +9,8 @@ import typer
 
 from benchmarks.commands.measuring import Device, Machine, Out
 
+# Fewer say little about a time, and a published row has none then: what it publishes is bytes.
+LEAST_TIMED_STEPS = 5
 STUDIES = ("residuals", "plan", "checkpoint", "peak", "timeline")
 
 
@@ -18,7 +22,7 @@ def memory(
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     policy: Annotated[str, typer.Option(help="Policies separated by commas, or 'all'.")] = "all",
     device: Device = "auto",
-    steps: Annotated[int, typer.Option(help="Timed steps a cell; the peak is the same in each.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps a cell. The peak is the same in each; only from 5 on a time is kept besides.")] = 1,
     machine: Machine = None,
     out: Out = None,
     pictures: Annotated[Path, typer.Option(help="Directory of pictures and snapshots.")] = Path("results/local/memory"),
@@ -39,8 +43,10 @@ def memory(
         measure_cases,
         pick,
         status_of,
+        writable,
     )
-    from benchmarks.commands.memory_studies import cells_of
+    from benchmarks.commands.memory_studies import cells_of, rows_so_far
+    from benchmarks.measure.record import check_machine
     from trainstep.memory.policy import parse_policy
     from trainstep.specs.dtype import get_dtype
     from trainstep.specs.model import get_model
@@ -55,16 +61,29 @@ def memory(
     for name in policies:
         parse_policy(name)
     device = choose_device(device)
-    sampling = choose_policy(device, steps, 1)
+    timed = steps >= LEAST_TIMED_STEPS
+    sampling = replace(choose_policy(device, steps, 1 if timed else 0), timed=timed)
+    if machine is not None:
+        check_machine(machine)
+    if out is not None:
+        writable(out.parent)
+    if "timeline" in studies:
+        writable(pictures)
     rows = []
 
-    def measured(cases: list[table.Case], part: str) -> list:
+    def measured(cases: list[table.Case], part: str, show: Callable[[list], None]) -> None:
         several = out is not None and {"checkpoint", "peak"} <= set(studies)
         path = out.with_stem(f"{out.stem}-{part}") if out is not None and several else out
-        found, path = measure_cases(cases, device=device, policy=sampling, machine=machine, out=path)
+        try:
+            found, path = measure_cases(cases, device=device, policy=sampling, machine=machine, out=path)
+        except KeyboardInterrupt:
+            found, path = rows_so_far(cases, device, sampling, machine, path)
+            print(f"{len(found)} rows so far in {path}")
+            show(cells_of(found, device))
+            raise
         print(f"{len(found)} rows in {path}")
         rows.extend(found)
-        return cells_of(found, device)
+        show(cells_of(found, device))
 
     for name in studies:
         if name == "residuals":
@@ -82,7 +101,9 @@ def memory(
                 )
                 if device in table.ROWS[parse_policy(one).kind].devices
             ]
-            _checkpoint(measured(cases, name), device)
+            # What may want more of the host than it has comes after everything else.
+            cases.sort(key=lambda one: one.target == "offload")
+            measured(cases, name, lambda cells: _checkpoint(cells, device))
         elif name == "peak":
             cases = [
                 table.case("none", phase, preset, dtype=kind, batch=batch, context=length)
@@ -90,7 +111,7 @@ def memory(
                 for length in contexts
                 for phase in ("inference", "forward", "train_step")
             ]
-            _peak(base, dtypes, measured(cases, name))
+            measured(cases, name, lambda cells: _peak(base, dtypes, cells))
         else:
             for kind in dtypes:
                 for phase in ("inference", "train_step"):
@@ -134,6 +155,7 @@ def _plan(config, dtypes: list[str], policies: list[str], device: str) -> None: 
                     "policy": name,
                     "peak GiB": expected.peak_bytes / GIB,
                     "besides parameters GiB": (expected.peak_bytes - expected.static_bytes) / GIB,
+                    "host GiB": expected.host_bytes / GIB,
                     "recomputed TFLOP": expected.recomputed_flops / 1e12,
                 }
             )
@@ -168,15 +190,15 @@ def _peak(config, dtypes: list[str], cells: list) -> None:  # type: ignore[no-un
 
 
 def _timeline(case, device: str, folder: Path) -> None:  # type: ignore[no-untyped-def]
-    import torch
-
     from benchmarks.commands.memory_studies import MIB, allocation_frame, record_step
     from benchmarks.commands.printing import print_frame
-    from benchmarks.measure.memory import describe_out_of_memory, release
+    from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
 
     try:
         picture = record_step(case, device, folder)
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         print(f"{case.id}: {describe_out_of_memory(error)}")
         return
     finally:

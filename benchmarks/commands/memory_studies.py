@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.cases import memory as table
 from benchmarks.cases.case import Case, parse_id
-from benchmarks.measure.record import Row
+from benchmarks.measure.record import Row, destination, read_rows, safe_name
+from benchmarks.measure.sampling import Policy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -51,7 +52,7 @@ class Cell:
     Attributes:
         policy, phase, dtype, context: of the case.
         status, reason: of the row.
-        predicted_bytes, recomputed_flops: the planner's.
+        predicted_bytes, recomputed_flops: the planner's; None where it could not measure a block.
         measured_bytes, seconds: None unless the row is ok.
         block_gradient_bytes: gradients of the first block, where there are some.
     """
@@ -62,8 +63,8 @@ class Cell:
     context: int
     status: str
     reason: str | None
-    predicted_bytes: float
-    recomputed_flops: float
+    predicted_bytes: float | None
+    recomputed_flops: float | None
     measured_bytes: float | None = None
     seconds: float | None = None
     block_gradient_bytes: float | None = None
@@ -71,7 +72,9 @@ class Cell:
     @property
     def ratio(self) -> float | None:
         """Measured to predicted."""
-        return None if self.measured_bytes is None else self.measured_bytes / self.predicted_bytes
+        if self.measured_bytes is None or self.predicted_bytes is None:
+            return None
+        return self.measured_bytes / self.predicted_bytes
 
 
 def cells_of(rows: Sequence[Row], device: str) -> list[Cell]:
@@ -79,8 +82,13 @@ def cells_of(rows: Sequence[Row], device: str) -> list[Cell]:
     cells = []
     for row in rows:
         one = case_of(row)
-        expected = expected_of(one, device)
         ok = row.status == "ok"
+        expected = None
+        try:
+            expected = expected_of(one, device)
+        except Exception:
+            if ok:
+                raise  # else the row says what is wrong, and the others are still wanted
         cells.append(
             Cell(
                 policy=table.policy_of(one),
@@ -89,8 +97,8 @@ def cells_of(rows: Sequence[Row], device: str) -> list[Cell]:
                 context=one.shape["S"],
                 status=row.status,
                 reason=row.reason,
-                predicted_bytes=expected.peak_bytes,
-                recomputed_flops=expected.recomputed_flops,
+                predicted_bytes=None if expected is None else expected.peak_bytes,
+                recomputed_flops=None if expected is None else expected.recomputed_flops,
                 measured_bytes=_value(row, "peak_memory") if ok else None,
                 seconds=min(row.samples_seconds) if row.samples_seconds else None,
                 block_gradient_bytes=_value(row, "block_gradient"),
@@ -104,6 +112,26 @@ def _value(row: Row, name: str) -> float | None:
     return None if metric is None else metric["value"]
 
 
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale
+
+
+def rows_so_far(
+    cases: Sequence[Case], device: str, policy: Policy, machine: str | None, out: Path | None
+) -> tuple[list[Row], Path]:
+    """Rows of a run that was interrupted, and the file from which the same command takes it up."""
+    from benchmarks.cases.registries import ROOT
+    from benchmarks.commands.measuring import run_id
+    from benchmarks.measure.provenance import provenance
+
+    path = out
+    if path is None:
+        facts = provenance(ROOT)
+        name = safe_name(f"{run_id(cases, policy, device, facts)}.partial")
+        path = destination(machine, facts.commit, ROOT / "results") / f"{name}.jsonl"
+    return (read_rows(path) if path.exists() else []), path
+
+
 def cell_frame(cells: Sequence[Cell]) -> "DataFrame":
     """Cells as a table in the order given."""
     import pandas
@@ -115,11 +143,11 @@ def cell_frame(cells: Sequence[Cell]) -> "DataFrame":
                 "phase": cell.phase,
                 "dtype": cell.dtype,
                 "context": cell.context,
-                "predicted GiB": cell.predicted_bytes / GIB,
-                "measured GiB": None if cell.measured_bytes is None else cell.measured_bytes / GIB,
+                "predicted GiB": _scaled(cell.predicted_bytes, 1 / GIB),
+                "measured GiB": _scaled(cell.measured_bytes, 1 / GIB),
                 "measured / predicted": cell.ratio,
-                "recomputed TFLOP": cell.recomputed_flops / 1e12,
-                "step ms": None if cell.seconds is None else cell.seconds * 1e3,
+                "recomputed TFLOP": _scaled(cell.recomputed_flops, 1e-12),
+                "step ms": _scaled(cell.seconds, 1e3),
                 "status": cell.status if cell.reason is None else f"{cell.status}: {cell.reason}",
             }
             for cell in cells
@@ -132,10 +160,12 @@ def verdicts(cells: Sequence[Cell], capacity: int | None) -> list[str]:
     said = []
     for dtype in dict.fromkeys(cell.dtype for cell in cells):
         mine = [cell for cell in cells if cell.dtype == dtype]
-        groups = [cell for cell in mine if cell.policy.startswith("groups-")]
+        groups = [
+            cell for cell in mine if cell.policy.startswith("groups-") and cell.predicted_bytes is not None
+        ]
         measured = [cell for cell in groups if cell.measured_bytes is not None]
         if groups and measured:
-            chosen = min(groups, key=lambda cell: cell.predicted_bytes)
+            chosen = min(groups, key=lambda cell: cell.predicted_bytes or 0)
             least = min(measured, key=lambda cell: cell.measured_bytes or 0)
             agree = "which is" if chosen.policy == least.policy else f"but {least.policy} is"
             said.append(
@@ -153,6 +183,8 @@ def verdicts(cells: Sequence[Cell], capacity: int | None) -> list[str]:
         if capacity is None:
             continue
         for cell in mine:
+            if cell.predicted_bytes is None:
+                continue
             fits, ran_out = cell.predicted_bytes <= capacity, cell.status == "oom"
             if not fits or ran_out:
                 words = "more than" if not fits else "no more than"
@@ -256,16 +288,14 @@ def record_step(one: Case, device: str, folder: Path) -> Picture:
     checkpointing is recorded with every block checkpointed instead.
 
     Raises:
-        torch.OutOfMemoryError: it does not fit either way.
+        torch.OutOfMemoryError, HostMemoryError: it does not fit either way.
     """
-    import torch
-
-    from benchmarks.measure.memory import release
+    from benchmarks.measure.memory import is_out_of_memory, release
 
     try:
         return _record(one, table.policy_of(one), device, folder)
-    except torch.OutOfMemoryError:
-        if table.policy_of(one) != "none" or one.phase == "inference":
+    except Exception as error:
+        if not is_out_of_memory(error) or table.policy_of(one) != "none" or one.phase == "inference":
             raise
     release(device)  # outside the handler, whose traceback would hold the failed step
     return _record(one, "every-block", device, folder)
@@ -278,6 +308,8 @@ def _record(one: Case, policy: str, device: str, folder: Path) -> Picture:
     from trainstep.memory.snapshot import record_history, timeline
 
     config = table.config_of(one)
+    if device == "cpu":  # neither policy takes of a GPU's host
+        table.require_host_memory(table.predict(config, one.dtype, policy, one.phase, device), device)
     step = table.build(config, one.dtype, device, policy)
     parts = table.parts_of(step, one.phase)
     for _, part in parts:

@@ -22,7 +22,7 @@ def profile(
     dtype: Annotated[str, typer.Option(help="fp32, tf32, bf16, amp-bf16 or amp-fp16.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     device: Device = "auto",
-    top: Annotated[int, typer.Option(help="Kernels a table.")] = 10,
+    top: Annotated[int, typer.Option(help="Kernels (on a CPU: operators) a table.")] = 10,
     ranks: Annotated[int, typer.Option(help="From 2: profile data-parallel steps on this many ranks instead.")] = 1,
     variant: Annotated[str, typer.Option(help="Data-parallel variant, or 'all'.")] = "all",
     overlap: Annotated[Path | None, typer.Option(help="Read this Chrome trace instead of measuring.")] = None,
@@ -30,18 +30,19 @@ def profile(
     out: Annotated[Path, typer.Option(help="Directory of traces, pictures and answers.")] = Path("results/local/profile"),
 ) -> int:  # fmt: skip
     """Kernel tables by phase, shares of matrix products, softmax against products, and what marking costs
-    when off.
+    when off. On a CPU, where no kernels are seen, the tables are of operators.
 
-    Every cell leaves a Chrome trace (chrome://tracing, Perfetto) and its tables and answers as JSON. With
-    --ranks the overlap of communication with computation is read from a trace of each variant; --overlap
+    Every cell leaves a Chrome trace, compressed (Perfetto and chrome://tracing open it so), and its tables and
+    answers as JSON. With --ranks the overlap of communication with computation is read from a trace of each variant; --overlap
     reads it from a file.
     """
     from benchmarks.cases import step as table
-    from benchmarks.commands.measuring import FAILED, choose_device, counts, pick
+    from benchmarks.commands.measuring import FAILED, choose_device, counts, pick, writable
     from benchmarks.measure.nsys import find_nsys, nsys_command
     from trainstep.specs.dtype import get_dtype
     from trainstep.specs.model import get_model
 
+    writable(out)
     if overlap is not None:
         _print_overlap(overlap, out)
         return 0
@@ -122,22 +123,31 @@ def _measure_cell(
 
     from benchmarks.cases import step as table
     from benchmarks.commands.printing import print_frame
-    from benchmarks.measure.profile import answers, attention_ranges, kernel_table, off_ratio, profile_parts
+    from benchmarks.measure.profile import (
+        answers,
+        attention_ranges,
+        kernel_table,
+        off_ratio,
+        profile_parts,
+        unit_of,
+    )
+    from benchmarks.measure.record import write_atomically
 
     slug = _slug(config, target, mode, dtype)
     step = table.Step(table.ROWS[target], config, dtype, device)
     parts = step.parts(mode)
-    trace = out / f"{slug}.trace.json"
+    trace = out / f"{slug}.trace.json.gz"
+    unit = unit_of(device)
     with attention_ranges(step.model):
         kernels = profile_parts(parts, trace, device=device, before=step.reset_gradients)
     tables = {name: kernel_table(kernels, name) for name, _ in parts}
     for name, lines in tables.items():
         rows = [
-            {"kernel": line.name[:90], "kind": line.kind, "calls": line.calls, "ms": line.seconds * 1e3,
+            {unit: line.name[:90], "kind": line.kind, "calls": line.calls, "ms": line.seconds * 1e3,
              "share %": line.share * 100}
             for line in lines[:top]
         ]  # fmt: skip
-        print_frame(f"{title}: {name}, {len(lines)} kernels", pandas.DataFrame(rows))
+        print_frame(f"{title}: {name}, {len(lines)} {unit}s", pandas.DataFrame(rows))
     said = answers(kernels, config, device)
     off = off_ratio(parts, device=device, before=step.reset_gradients, rounds=10)
     said.append(
@@ -151,9 +161,7 @@ def _measure_cell(
         "answers": said,
     }
     path = out / f"{slug}.json"
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(written, indent=1, allow_nan=False))
-    part.replace(path)
+    write_atomically(path, json.dumps(written, indent=1, allow_nan=False))
     print(f"Files: {trace}, {path}")
 
 
@@ -162,7 +170,7 @@ def _print_overlap(trace: Path, out: Path) -> None:
     from benchmarks.measure.trace import load_trace
 
     lanes = overlap_of(load_trace(trace))
-    picture = out / f"{trace.name.removesuffix('.json').removesuffix('.trace')}.lanes.png"
+    picture = out / f"{trace.name.removesuffix('.gz').removesuffix('.json').removesuffix('.trace')}.lanes.png"
     draw(lanes, picture)
     share = lanes.hidden_share
     said = "nothing was communicated" if share is None else f"{share:.1%} of it hidden behind computation"
@@ -188,7 +196,7 @@ def _profile_ranks(config: Any, variant: str, ranks: int, dtype: str, device: st
     out.mkdir(parents=True, exist_ok=True)
     try:
         for name in names:
-            trace = (out / f"{_slug(config, name, f'{ranks} ranks', dtype)}.trace.json").resolve()
+            trace = (out / f"{_slug(config, name, f'{ranks} ranks', dtype)}.trace.json.gz").resolve()
             on_ranks(
                 ranks, device, _profile_rank, name, config, dtype, device, str(trace), timeout_seconds=300
             )
@@ -205,7 +213,7 @@ def _profile_rank(target: str, config: Any, dtype: str, device: str, trace: str)
     from benchmarks.measure.profile import profile_parts
 
     step = RankStep(Plan(area="data_parallel", target=target, config=config, dtype=dtype, device=device))
-    path = Path(trace) if dist.get_rank() == 0 else Path(trace).with_suffix(f".{dist.get_rank()}.json")
+    path = Path(trace) if dist.get_rank() == 0 else Path(trace).with_suffix(f".{dist.get_rank()}.gz")
 
     def before() -> None:
         step.reset_gradients()

@@ -3,8 +3,9 @@
 import gc
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -24,8 +25,18 @@ class OutOfMemory:
     free_bytes: int | None
 
 
+class HostMemoryError(MemoryError):
+    """The host has not the memory that is needed, found out before any of it was taken."""
+
+    def __init__(self, asked_bytes: int, free_bytes: int) -> None:
+        super().__init__(asked_bytes, free_bytes)
+        self.asked_bytes, self.free_bytes = asked_bytes, free_bytes
+
+
 def read_out_of_memory(error: BaseException) -> OutOfMemory:
-    """Take the amounts out of a `torch.OutOfMemoryError`."""
+    """Take the amounts out of a `torch.OutOfMemoryError` or a `HostMemoryError`."""
+    if isinstance(error, HostMemoryError):
+        return OutOfMemory(asked_bytes=error.asked_bytes, free_bytes=error.free_bytes)
     text = str(error)
 
     def amount(pattern: re.Pattern[str]) -> int | None:
@@ -59,7 +70,9 @@ def describe_out_of_memory(error: BaseException) -> str:
         lines = str(error).strip().splitlines()
         return f"out of memory: {lines[0]}" if lines else "out of memory"
     free = "unknown" if read.free_bytes is None else f"{read.free_bytes} bytes ({size_text(read.free_bytes)})"
-    return f"out of memory: asked for {read.asked_bytes} bytes ({size_text(read.asked_bytes)}), free: {free}"
+    where = " of the host" if isinstance(error, HostMemoryError) else ""
+    asked = f"{read.asked_bytes} bytes ({size_text(read.asked_bytes)})"
+    return f"out of memory{where}: asked for {asked}, free: {free}"
 
 
 def size_text(size_bytes: float) -> str:
@@ -70,14 +83,61 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+# Left to the kernel and to other programs.
+_HOST_RESERVE = 0.1
+
+
+def available_host_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What this process may still take of the host's memory; None where the system does not say.
+
+    The least of what the kernel calls available and what every control group around the process leaves, file
+    cache that can be dropped included, less a tenth for others. A program that takes more is killed, pinned
+    memory cannot even be swapped.
+    """
+    found = []
+    with suppress(OSError):
+        meminfo = (proc / "meminfo").read_text()
+        found += [int(kib) * 1024 for kib in re.findall(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)]
+    with suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                found += _left_by_groups(cgroups, path, "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+                found += _left_by_groups(cgroups / "memory", path, *names)
+    return max(0, int(min(found) * (1 - _HOST_RESERVE))) if found else None
+
+
+def _left_by_groups(root: Path, path: str, limit: str, usage: str) -> list[int]:
+    """Bytes left in a control group and in each group around it that has a limit.
+
+    Inside a container the path may be the host's, which is not mounted: then the root's own files speak.
+    """
+    left = []
+    inner = root / path.lstrip("/")
+    for group in (inner, *inner.parents):
+        with suppress(OSError, ValueError):  # no such group, no limit on it, or "max"
+            room = int((group / limit).read_text()) - int((group / usage).read_text())
+            left.append(room)
+            stat = (group / "memory.stat").read_text()
+            cache = re.search(r"^(?:total_)?inactive_file (\d+)", stat, re.MULTILINE)
+            left[-1] += int(cache[1]) if cache else 0
+        if group == root:
+            break
+    return left
+
+
 def release(device: str) -> None:
-    """Give memory back between cells: collect reference cycles, then empty the allocator's cache."""
+    """Give memory back between cells: collect reference cycles, then empty the allocators' caches."""
     gc.collect()
     if device == "cuda":
         import torch
 
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        # Pinned blocks too; the public name is younger than torch 2.10.
+        (getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache)()
         torch.cuda.reset_peak_memory_stats()
 
 

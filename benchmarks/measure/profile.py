@@ -1,6 +1,7 @@
 """Profile the parts of a step with torch.profiler, and answer what people ask of the result."""
 
 import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,15 @@ def profile_parts(
 
     Args:
         parts: (name, function) in order, e.g. forward, backward, optimizer.
-        trace: file to write; its directory is made.
+        trace: file to write, compressed when it ends in ".gz"; its directory is made.
         device: "cpu" or "cuda".
         before: runs before each round, outside the profile (gradient reset).
         warmup: rounds that are not profiled.
 
     Profiler and ranges are as they were afterwards, also when a part raises.
+
+    Raises:
+        RuntimeError: on CUDA the profiler saw no kernels.
     """
     import torch
 
@@ -62,6 +66,8 @@ def profile_parts(
         before()
         round_of_parts()
     before()
+    # Above its highest level, or the profiler's library reports every start and stop on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -70,9 +76,15 @@ def profile_parts(
         round_of_parts()
     trace.parent.mkdir(parents=True, exist_ok=True)
     part = trace.with_name(f".{trace.name}")  # the suffix decides whether the profiler compresses
-    profiler.export_chrome_trace(str(part))
-    part.replace(trace)
-    return kernels_of(load_trace(trace))
+    try:
+        profiler.export_chrome_trace(str(part))
+        part.replace(trace)
+    finally:
+        part.unlink(missing_ok=True)
+    kernels = kernels_of(load_trace(trace))
+    if device == "cuda" and not any(kernel.lane.startswith("stream") for kernel in kernels):
+        raise RuntimeError("the profiler saw no kernels of the GPU; with KINETO_LOG_LEVEL=0 it may say why")
+    return kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +244,14 @@ def attention_flops(config: Any) -> tuple[float, float]:
     return float(SOFTMAX_FLOPS_PER_SCORE * scores), float(4 * scores * config.head_dim)
 
 
+def unit_of(device: str) -> str:
+    """What a line of a table is: on a CPU no kernel is seen, only the operator that computes."""
+    return "kernel" if device == "cuda" else "operator"
+
+
 def answers(kernels: Sequence[Kernel], config: Any | None = None, device: str = "cuda") -> list[str]:
     """The usual questions about a profiled step, answered in words from its kernels."""
-    what = "kernel" if device == "cuda" else "operation"
+    what = unit_of(device)
     said = []
     phases = [phase for phase in dict.fromkeys(kernel.phase for kernel in kernels) if phase]
     tables = {phase: kernel_table(kernels, phase) for phase in phases}
@@ -254,7 +271,7 @@ def answers(kernels: Sequence[Kernel], config: Any | None = None, device: str = 
         )
     if "forward" in tables:
         said += _about_products(kernels, phases, tables["forward"])
-    return said + _about_attention(kernels, config)
+    return said + _about_attention(kernels, config, what)
 
 
 def _about_products(
@@ -274,7 +291,7 @@ def _about_products(
     return said
 
 
-def _about_attention(kernels: Sequence[Kernel], config: Any | None) -> list[str]:
+def _about_attention(kernels: Sequence[Kernel], config: Any | None, what: str) -> list[str]:
     split = attention_split(kernels)
     if split.seen and config is not None:
         softmax, products = attention_flops(config)
@@ -286,5 +303,5 @@ def _about_attention(kernels: Sequence[Kernel], config: Any | None) -> list[str]
             "times one of a product."
         ]
     if any(kernel.kind == "attention" for kernel in kernels):
-        return ["softmax and products of attention are one fused kernel here and cannot be told apart."]
+        return [f"softmax and products of attention are one fused {what} here and cannot be told apart."]
     return []

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases.registries import ROOT
+from benchmarks.measure.settle import settle
 
 # A rank that skips a collective must end its case within a minute.
 TIMEOUT_SECONDS = 50
@@ -42,6 +43,8 @@ def on_ranks(
         if str(ROOT) not in sys.path:
             sys.path.append(str(ROOT))
         _pools[key] = Ranks(world_size, device=device)
+        if device == "cpu":
+            _pools[key].run(settle, timeout_seconds=TIMEOUT_SECONDS)
     try:
         return _pools[key].run(function, *args, timeout_seconds=timeout_seconds, name=name)
     except BaseException:

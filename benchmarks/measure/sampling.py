@@ -18,7 +18,10 @@ class Policy:
         max_samples: samples after which sampling ends.
         tight: half-width of the median's 95% interval, as a share of the median, that is good enough.
         cap_seconds: time after which no further sample starts once min_samples are there.
+        floor_seconds: time that sampling takes at least, unless max_samples end it: other load on a shared CPU
+            comes in spells, and the least of samples that all fell into one says nothing.
         inner: calls a sample; a sample is their mean. 1 wherever a call must start from a cold cache.
+        timed: the samples are stored. False where bytes are wanted and too few calls are made to speak of a time.
     """
 
     warmup: int = 2
@@ -26,7 +29,9 @@ class Policy:
     max_samples: int = 30
     tight: float = 0.01
     cap_seconds: float = 1.0
+    floor_seconds: float = 0.0
     inner: int = 1
+    timed: bool = True
 
     def __post_init__(self) -> None:
         for name in ("min_samples", "max_samples", "inner"):
@@ -102,9 +107,12 @@ def take_samples(
     for _ in range(policy.warmup - 1):
         before()
         clock(run)
-    deadline = now() + policy.cap_seconds
+    start = now()
     while len(seconds) < policy.max_samples:
-        if len(seconds) >= policy.min_samples and (now() >= deadline or is_tight(seconds, policy.tight)):
+        spent = now() - start
+        if len(seconds) >= policy.min_samples and (
+            spent >= policy.cap_seconds or (spent >= policy.floor_seconds and is_tight(seconds, policy.tight))
+        ):
             break
         seconds.append(once())
     return Samples(first_seconds=first, seconds=seconds)

@@ -7,8 +7,10 @@ ranges. On a CPU the operations themselves are the kernels, each with the time t
 accounts for.
 """
 
+import gzip
 import json
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -67,18 +69,20 @@ class Kernel:
 
 
 def load_trace(path: Path) -> dict[str, Any]:
-    """Read a trace file.
+    """Read a trace file, compressed by gzip or not.
 
     Raises:
         ValueError: it cannot be read, or is not a Chrome trace.
     """
     try:
-        trace = json.loads(path.read_text())
-        if isinstance(trace, dict) and isinstance(trace.get("traceEvents"), list):
-            return trace
+        content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
+    try:
+        trace = json.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
+        if isinstance(trace, dict) and isinstance(trace.get("traceEvents"), list):
+            return trace
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile):
         pass
     raise ValueError(f"{path} is not a Chrome trace")
 

@@ -421,14 +421,52 @@ def test_r3_a_regression_from_before_the_window_starts_at_index_0():
     assert finding.against == A
 
 
+def processes(levels, commit):
+    """One process a level."""
+    return [row(ONE, (level,), process=i, commit=commit) for i, level in enumerate(levels)]
+
+
 def test_an_unsteady_commit_that_looks_slow_is_as_good_as_not_measured():
-    past = history([10, 10, 20, 20])
+    past = history([None, 10, 20, 20])
+    past[0] = (COMMITS[0], processes([10, 10, 10, 10, 16], COMMITS[0]))  # one busy process
     past[1] = (COMMITS[1], shaky(15, COMMITS[1]))
     (finding,) = compare(past[0][1], past[-1][1], history=past)
     assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1], COMMITS[2])
     past[1] = (COMMITS[1], shaky(10, COMMITS[1]))  # its best process is proof enough that it was fast
     (finding,) = compare(past[0][1], past[-1][1], history=past)
     assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+    past[1] = (COMMITS[1], shaky(20, COMMITS[1]))  # all its processes are beyond the busy one too
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)
+
+
+def test_a_range_of_suspects_is_measured_again_to_name_one():
+    levels = dict(zip(COMMITS, (10, 10, 20, 20), strict=False))
+    asked = []
+
+    def again(cases, commits):
+        asked.append(commits)
+        return [side({ONE: levels[commit]}, commit=commit) for commit in commits]
+
+    past = history([10, None, None, 20])
+    (alone,) = compare(past[0][1], past[-1][1], history=past)
+    assert alone.suspects == tuple(COMMITS[1:4])
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert asked == [[COMMITS[0], COMMITS[3]], COMMITS[:4]]
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_a_range_that_shows_nothing_when_measured_again_stays():
+    def again(cases, commits):
+        if len(commits) == 2:
+            return [
+                side({ONE: level}, commit=commit) for commit, level in zip(commits, (10, 20), strict=True)
+            ]
+        return [side({ONE: 10}, commit=commit) for commit in commits]
+
+    past = history([10, None, 20])
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.confirmed and finding.suspects == tuple(COMMITS[1:3])
 
 
 def test_a_busy_current_commit_gets_its_blame_once_it_is_confirmed():

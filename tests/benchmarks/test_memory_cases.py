@@ -9,9 +9,10 @@ import torch
 
 from benchmarks.cases import memory as table
 from benchmarks.cases.case import parse_id
-from benchmarks.measure.memory import PeakMeter
+from benchmarks.measure.memory import HostMemoryError, PeakMeter
 from benchmarks.measure.sampling import Policy
 from benchmarks.runner import measure
+from trainstep.memory.live import INSIDE
 from trainstep.specs.model import get_model
 
 ONCE = Policy(warmup=0, min_samples=1, max_samples=1)
@@ -82,6 +83,58 @@ def test_predictions_by_phase(phase, dtype):
     config = get_model("toy", n_layers=8, context_length=64, vocab_size=100, batch_size=2)
     expected = table.predict(config, dtype, "none", phase, "cpu")
     assert expected.peak_bytes == pytest.approx(counted(config, dtype, "none", phase), rel=0.02)
+
+
+# GiB that one H200 measured with torch 2.11: xl, batch 4, context 2048, float32, forward and backward.
+MEASURED_GIB = {
+    "groups-1": 33.97, "groups-2": 37.61, "groups-4": 44.90, "groups-8": 59.49, "groups-16": 88.64
+}  # fmt: skip
+
+
+def test_xl_on_paper_is_what_a_gpu_measured(monkeypatch):
+    operation = torch.ops.aten._softmax_backward_data.default
+    monkeypatch.setattr(table, "measuring_device", lambda *_: "meta")
+    monkeypatch.setitem(INSIDE, ("meta", operation), INSIDE["cuda", operation])
+    table.model_cost.cache_clear()
+    try:
+        for policy, measured in MEASURED_GIB.items():
+            config = get_model("xl", context_length=2048)
+            expected = table.predict(config, "fp32", policy, "forward_backward", "cpu")
+            assert expected.peak_bytes / 2**30 == pytest.approx(measured, rel=0.006), policy
+    finally:
+        table.model_cost.cache_clear()
+
+
+def test_a_cell_that_the_host_cannot_hold_is_refused_before_anything_is_built(monkeypatch):
+    cell = table.case("groups-1", "forward_backward", "toy", context=32)
+    needed = table.predict(table.config_of(cell), "fp32", "groups-1", "forward_backward", "cpu").peak_bytes
+    monkeypatch.setattr(table, "available_host_bytes", lambda: int(needed) - 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "build", lambda *_: pytest.fail("built"))
+        outcome = measure(cell, "cpu", ONCE, table.prepare)
+    assert outcome.status == "oom"
+    assert outcome.reason.startswith(f"out of memory of the host: asked for {int(needed)} bytes (")
+    assert f"free: {int(needed) - 1} bytes (" in outcome.reason
+    monkeypatch.setattr(table, "available_host_bytes", lambda: int(needed))
+    assert measure(cell, "cpu", ONCE, table.prepare).status == "ok"
+    monkeypatch.setattr(table, "available_host_bytes", lambda: None)
+    assert measure(cell, "cpu", ONCE, table.prepare).status == "ok"
+
+
+def test_of_a_gpu_only_offload_takes_of_the_host(monkeypatch):
+    monkeypatch.setattr(table, "available_host_bytes", lambda: 2**20)
+    config = get_model("toy", context_length=128)
+    for policy in CPU_POLICIES:
+        table.require_host_memory(table.predict(config, "fp32", policy, "forward_backward", "cpu"), "cuda")
+    expected = table.predict(config, "fp32", "offload", "forward_backward", "cpu")
+    with pytest.raises(HostMemoryError) as refused:
+        table.require_host_memory(expected, "cuda")
+    assert (refused.value.asked_bytes, refused.value.free_bytes) == (expected.host_bytes, 2**20)
+
+
+def test_offload_comes_last_of_the_large_cells():
+    targets = [case.target for case in table.cases() if case.shape["preset"] == "xl"]
+    assert targets[-2:] == ["offload", "offload"] and "offload" not in targets[:-2]
 
 
 def test_unknown_phase_is_refused():

@@ -1,7 +1,10 @@
 """The sub-commands memory, profile and precision: what they print, write and refuse."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +12,14 @@ import torch
 from benchmarks import __main__ as command_line
 from benchmarks.cases import AREAS
 from benchmarks.cases import memory as table
-from benchmarks.commands.memory_studies import Cell, cells_of, gradient_line, record_step, verdicts
+from benchmarks.commands.memory_studies import (
+    Cell,
+    cell_frame,
+    cells_of,
+    gradient_line,
+    record_step,
+    verdicts,
+)
 from benchmarks.measure.record import Row
 from trainstep import ranges
 from trainstep.memory.snapshot import load_snapshot
@@ -43,6 +53,14 @@ def cell(policy, predicted, measured=None, status="ok", dtype="fp32"):
     )
 
 
+def out_of_memory_row(policy):
+    one = table.case(policy, "forward_backward", "toy", context=32)
+    return Row(
+        case=one.id, version=1, suite="run", run="r", machine="local", commit=None, dirty=False, source_sha256="",
+        ruler_sha256="", started_at="", status="oom", reason="out of memory",
+    )  # fmt: skip
+
+
 def test_precision(capsys):
     status, out, _ = run(capsys, "precision", "--dtype", "bf16", "--device", "cpu")
     assert status == 0
@@ -61,6 +79,7 @@ def test_residuals_and_plan(capsys):
     assert "Softmax" in out and "attention" in out
     assert "sqrt(L*boundary/residual)" in out
     assert "recursive" in out and "offload" in out
+    assert "host GiB" in out
 
 
 def test_checkpoint_study_compares_prediction_and_fact(capsys, tmp_path):
@@ -75,6 +94,85 @@ def test_checkpoint_study_compares_prediction_and_fact(capsys, tmp_path):
     written = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["status"] for row in written] == ["ok"] * 3
     assert written[0]["metrics"]["predicted_peak"]["unit"] == "byte"
+
+
+def test_what_may_end_the_run_comes_last(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(table.ROWS, "offload", table.MemoryRow(name="offload"))
+    rows = tmp_path / "rows.jsonl"
+    status, _, _ = run(
+        capsys, "memory", "toy", "--study", "checkpoint", "--policy", "offload,none", "--dtype", "fp32,bf16",
+        "--context", "16", "--device", "cpu", "--out", rows,
+    )  # fmt: skip
+    assert status == 0
+    order = [json.loads(line)["case"].split("/")[1] for line in rows.read_text().splitlines()]
+    assert order == ["none", "none", "offload", "offload"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_interrupted_sweep_shows_what_it_has(capsys, tmp_path, monkeypatch, named):
+    honest = table.build
+
+    def interrupted(config, dtype, device, policy):
+        if policy == "groups-2" and config.batch_size == 3:
+            raise KeyboardInterrupt
+        return honest(config, dtype, device, policy)
+
+    monkeypatch.setattr(table, "build", interrupted)
+    out = ("--out", tmp_path / "rows.jsonl") if named else ()
+    status, printed, err = run(
+        capsys, "memory", "toy", "--study", "checkpoint", "--policy", "none,groups-1,groups-2",
+        "--context", "17", "--batch", "3", "--device", "cpu", *out,
+    )  # fmt: skip
+    assert status == command_line.INTERRUPTED
+    assert "2 of 2 measured cells lie within 10% of their prediction" in printed
+    assert "interrupted; what was measured is kept" in err
+    (place,) = re.findall(r"2 rows so far in (\S+)", printed)
+    kept = Path(place)
+    assert len(kept.read_text().splitlines()) == 2
+    assert kept.name.endswith("rows.jsonl" if named else ".partial.jsonl")
+    kept.unlink()
+
+
+def test_a_cell_without_a_prediction_does_not_hide_the_others(monkeypatch):
+    def broken(one, device):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr("benchmarks.commands.memory_studies.expected_of", broken)
+    (found,) = cells_of([out_of_memory_row("groups-2")], "cpu")
+    assert (found.predicted_bytes, found.recomputed_flops, found.ratio) == (None, None, None)
+    assert len(cell_frame([found])) == 1
+    assert verdicts([found], 10) == []
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_below_five_steps_only_bytes_are_kept(capsys, tmp_path, steps):
+    rows = tmp_path / "rows.jsonl"
+    status, printed, _ = run(
+        capsys, "memory", "toy", "--study", "checkpoint", "--policy", "none", "--context", "16", "--device", "cpu",
+        "--steps", steps, "--out", rows,
+    )  # fmt: skip
+    (row,) = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert (status, row["status"]) == (0, "ok")
+    assert row["metrics"]["peak_memory"]["value"] > 0
+    assert len(row["samples_seconds"]) == (5 if steps == 5 else 0)
+    assert (row["first_seconds"] is None) == ("step ms" not in printed) == (steps == 4)
+
+
+def test_bytes_may_be_published_without_a_time(monkeypatch, tmp_path):
+    from benchmarks.cases import registries
+    from benchmarks.commands import measuring
+    from benchmarks.measure import provenance as origin
+    from benchmarks.measure.sampling import Policy
+
+    facts = replace(origin.provenance(registries.ROOT), commit="a" * 40, dirty=False)
+    monkeypatch.setattr(origin, "provenance", lambda *_, **__: facts)
+    options = {"device": "cpu", "machine": "box", "out": tmp_path / "rows.jsonl"}
+    cells = [table.case("none", "forward", "toy", context=16)]
+    few = {"warmup": 0, "min_samples": 1, "max_samples": 1}
+    with pytest.raises(ValueError, match="at least 5 samples"):
+        measuring.measure_cases(cells, policy=Policy(**few), **options)
+    (row,), _ = measuring.measure_cases(cells, policy=Policy(**few, timed=False), **options)
+    assert (row.machine, row.status, row.samples_seconds) == ("box", "ok", ())
 
 
 def test_peak_study(capsys, tmp_path):
@@ -126,6 +224,27 @@ def test_a_step_that_does_not_fit_is_recorded_with_every_block_checkpointed(monk
         record_step(table.case("none", "inference", "toy", context=16), "cpu", tmp_path)
 
 
+def test_a_step_beyond_the_hosts_memory_is_not_recorded(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(table, "available_host_bytes", lambda: 1000)
+    monkeypatch.setattr(table, "build", lambda *_: pytest.fail("built"))
+    status, out, _ = run(
+        capsys,
+        "memory",
+        "toy",
+        "--study",
+        "timeline",
+        "--context",
+        "16",
+        "--device",
+        "cpu",
+        "--pictures",
+        tmp_path,
+    )
+    assert status == 0
+    assert out.count("out of memory of the host: asked for") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_profile_writes_a_trace_and_answers(capsys, tmp_path):
     status, out, _ = run(
         capsys, "profile", "toy", "--context", "16,32", "--device", "cpu", "--out", tmp_path, "--top", "3"
@@ -134,9 +253,12 @@ def test_profile_writes_a_trace_and_answers(capsys, tmp_path):
     assert out.count("matrix products take") == 2
     assert "inside attention softmax takes" in out
     assert "ranges that are switched off take" in out
-    traces = sorted(path.name for path in tmp_path.glob("*.trace.json"))
+    assert "operators" in out and "kernel" not in out
+    traces = sorted(path.name for path in tmp_path.glob("*.trace.json.gz"))
     assert len(traces) == 2
-    written = json.loads((tmp_path / traces[0].replace(".trace", "")).read_text())
+    assert (tmp_path / traces[0]).read_bytes()[:2] == b"\x1f\x8b"
+    written = json.loads((tmp_path / traces[0].replace(".trace.json.gz", ".json")).read_text())
+    assert len(list(tmp_path.iterdir())) == 4
     assert set(written["tables"]) == {"forward", "backward", "optimizer"}
     assert not ranges.is_enabled()
     status, out, _ = run(capsys, "profile", "--overlap", tmp_path / traces[0], "--out", tmp_path)
@@ -151,7 +273,7 @@ def test_profile_of_ranks_reads_the_overlap(capsys, tmp_path):
     )  # fmt: skip
     assert status == 0
     assert "hidden behind computation" in out
-    assert len(list(tmp_path.glob("*.trace.json"))) == len(list(tmp_path.glob("*.lanes.png"))) == 1
+    assert len(list(tmp_path.glob("*.trace.json.gz"))) == len(list(tmp_path.glob("*.lanes.png"))) == 1
 
 
 def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch):
@@ -183,6 +305,10 @@ def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch)
         (("memory", "toy", "--dtype", "fp3"), "fp3"),
         (("memory", "toy", "--context", "0"), "context"),
         (("memory", "toy", "--device", "tpu"), "tpu"),
+        (("memory", "toy", "--machine", "../z"), "../z"),
+        (("memory", "toy", "--pictures", f"{__file__}/pictures"), "cannot write"),
+        (("memory", "toy", "--study", "plan,checkpoint", "--out", f"{__file__}/rows"), "cannot write"),
+        (("profile", "toy", "--out", f"{__file__}/profiles"), "cannot write"),
         (
             (
                 "memory",
@@ -283,12 +409,7 @@ def test_verdicts_without_measurements():
 
 
 def test_an_out_of_memory_row_keeps_its_prediction():
-    one = table.case("groups-2", "forward_backward", "toy", context=32)
-    row = Row(
-        case=one.id, version=1, suite="run", run="r", machine="local", commit=None, dirty=False, source_sha256="",
-        ruler_sha256="", started_at="", status="oom", reason="out of memory",
-    )  # fmt: skip
-    (found,) = cells_of([row], "cpu")
+    (found,) = cells_of([out_of_memory_row("groups-2")], "cpu")
     assert (found.policy, found.status, found.measured_bytes, found.ratio) == ("groups-2", "oom", None, None)
     assert found.predicted_bytes > 0
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from benchmarks.measure.memory import (
+    HostMemoryError,
     PeakMeter,
+    available_host_bytes,
     describe_out_of_memory,
+    is_out_of_memory,
     read_out_of_memory,
     release,
     size_text,
@@ -39,6 +42,58 @@ def test_amounts_are_read():
 )
 def test_messages_without_amounts(message, line):
     assert describe_out_of_memory(torch.OutOfMemoryError(message)) == line
+
+
+def test_the_hosts_memory_is_named():
+    error = HostMemoryError(3 * 2**30, 2**30)
+    assert is_out_of_memory(error)
+    assert describe_out_of_memory(error) == (
+        "out of memory of the host: asked for 3221225472 bytes (3.00 GiB), free: 1073741824 bytes (1.00 GiB)"
+    )
+
+
+def write(root, **files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_available_memory_of_the_host(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert available_host_bytes(proc, groups) is None
+    write(proc, meminfo="MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  1000 kB\n")
+    assert available_host_bytes(proc, groups) == 1_024_000 * 9 // 10
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "left"),
+    [
+        ("0::/a/b", {"a/memory.max": "500000", "a/memory.current": "200000"}, 300_000),
+        ("0::/a/b", {"a/memory.max": "max", "a/memory.current": "200000"}, 1_024_000),
+        (  # cache that can be dropped is free; the tighter of two groups decides
+            "0::/a/b",
+            {
+                "a/memory.max": "500000", "a/memory.current": "200000", "a/memory.stat": "anon 5\ninactive_file 70\n",
+                "a/b/memory.max": "600000", "a/b/memory.current": "200000",
+            },
+            300_070,
+        ),
+        # A container's own root, while the path is the host's.
+        ("0::/docker/123", {"memory.max": "40000", "memory.current": "10000"}, 30_000),
+        (
+            "5:cpu:/c\n4:memory:/m",
+            {"memory/m/memory.limit_in_bytes": "7000", "memory/m/memory.usage_in_bytes": "2000"},
+            5_000,
+        ),
+        ("0::/", {"memory.max": "10", "memory.current": "50"}, 0),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups(tmp_path, membership, files, left):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    write(proc, **{"meminfo": "MemAvailable:  1000 kB\n", "self/cgroup": membership + "\n"})
+    write(groups, **files)
+    assert available_host_bytes(proc, groups) == int(left * 0.9)
 
 
 def test_sizes_in_words():

@@ -1,11 +1,17 @@
 """Profiles: kernels found in traces, tables, shares, answers, overlap, and nothing left switched on."""
 
+import gzip
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.cases.registries import ROOT
 from benchmarks.cases.step import ROWS, Step
 from benchmarks.measure import nsys as nsys_module
 from benchmarks.measure.nsys import find_nsys, nsys_command
@@ -327,10 +333,53 @@ def test_picture_of_both_lanes(tmp_path, suffix):
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_trace_text_is_read_as_json(tmp_path):
-    file = tmp_path / "t.json"
-    file.write_text(json.dumps(cuda_trace()))
-    assert load_trace(file) == cuda_trace()
+def test_traces_are_read_compressed_or_not(tmp_path):
+    text = json.dumps(cuda_trace()).encode()
+    for content in (text, gzip.compress(text)):
+        file = tmp_path / "t.json"
+        file.write_bytes(content)
+        assert load_trace(file) == cuda_trace()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"\xff", gzip.compress(b"{}"), gzip.compress(b"x" * 99)[:-9]]
+)
+def test_what_is_no_trace_is_named(tmp_path, content):
+    file = tmp_path / "t.json.gz"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"t\.json\.gz is not a Chrome trace"):
+        load_trace(file)
+
+
+def test_the_profiler_says_nothing_of_itself(tmp_path):
+    """In a process of its own: its library reads once how much it may say."""
+    code = (
+        "from pathlib import Path; from benchmarks.measure.profile import profile_parts; "
+        f"profile_parts([('forward', lambda: None)], Path({str(tmp_path / 't.json')!r}), device='cpu')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_gpu_without_kernels_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(RuntimeError, match="saw no kernels"):
+        profile_parts([("forward", lambda: torch.ones(3).sum())], tmp_path / "t.json", device="cuda")
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(self, path):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
+    with pytest.raises(OSError, match="No space left"):
+        profile_parts([("forward", lambda: None)], tmp_path / "t.json.gz", device="cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranges_that_are_off_allocate_nothing():

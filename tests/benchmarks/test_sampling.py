@@ -21,6 +21,16 @@ class FakeTime:
         self.seconds += seconds
 
 
+def test_sampling_takes_its_time_even_when_the_samples_agree():
+    time = FakeTime()
+    for floor, taken in ((0.0, 6), (0.25, 25), (10.0, 40)):
+        policy = Policy(warmup=1, min_samples=5, max_samples=40, cap_seconds=20, floor_seconds=floor)
+        samples = take_samples(
+            lambda: time.spend(0.01), clock=HostClock(now=time.now), policy=policy, now=time.now
+        )
+        assert len(samples.seconds) == pytest.approx(taken, abs=1)
+
+
 def test_compile_flush_and_reset_stay_outside_the_window():
     """Field case B2: the first three calls compile, each sample is preceded by a flush and a gradient reset."""
     time = FakeTime()

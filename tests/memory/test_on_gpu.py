@@ -8,6 +8,7 @@ from benchmarks.measure.memory import PeakMeter, release
 from benchmarks.measure.profile import attention_ranges, attention_split, kernel_table, profile_parts
 from tests.memory.plain_block import plain_blocks
 from trainstep.memory import checkpointing
+from trainstep.memory.live import LiveBytes
 from trainstep.memory.snapshot import record_history, timeline
 from trainstep.specs.model import get_model
 
@@ -55,6 +56,33 @@ def test_the_allocators_peak_is_within_ten_percent_of_the_prediction(policy, dty
     del step
     release("cuda")
     assert meter.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "amp-bf16"])
+def test_predicted_host_memory_is_what_pinned_blocks_take(dtype):
+    expected = table.predict(CONFIG, dtype, "offload", "forward_backward", "cuda")
+    step = table.build(CONFIG, dtype, "cuda", "offload")
+    release("cuda")  # pinned blocks of before too
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    step.forward()
+    taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
+    del step
+    release("cuda")
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before
+    assert taken == pytest.approx(expected.host_bytes, rel=0.01)
+
+
+def test_what_softmax_backward_takes_inside():
+    scores = torch.randn(4, 512, 2048, device="cuda", requires_grad=True)
+    y = scores.softmax(-1)
+    gradient = torch.ones_like(y)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    with LiveBytes("cuda") as live:
+        y.backward(gradient)
+    assert live.peak_bytes == 2 * scores.nbytes
+    assert torch.cuda.max_memory_allocated() - start == pytest.approx(live.peak_bytes, rel=0.01)
 
 
 def test_a_real_history_has_phases_frames_and_the_allocators_peak(tmp_path):

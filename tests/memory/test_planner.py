@@ -8,9 +8,17 @@ import torch
 
 from tests.memory.plain_block import PlainBlock, plain_blocks
 from trainstep.memory import checkpointing
-from trainstep.memory.live import LiveBytes
+from trainstep.memory.live import INSIDE, LiveBytes
 from trainstep.memory.measure import measure_block, measure_unit
-from trainstep.memory.planner import best_group_size, block_cost, chain, predict, textbook_group_size
+from trainstep.memory.offload import count_host_bytes
+from trainstep.memory.planner import (
+    assume_offload,
+    best_group_size,
+    block_cost,
+    chain,
+    predict,
+    textbook_group_size,
+)
 
 MIB = 2**20
 
@@ -42,6 +50,33 @@ def test_predictions_are_what_is_counted(policy, n_heads):
     blocks, x, positions, cost = measured(n_heads)
     prediction = predict(policy, len(blocks), cost)
     assert prediction.peak_bytes == pytest.approx(counted_peak(blocks, x, positions, policy=policy), rel=0.01)
+
+
+def test_host_bytes_of_an_offloaded_model():
+    blocks, x, positions, cost = measured(2)
+    with count_host_bytes([t for b in blocks for t in (*b.parameters(), *b.buffers())]) as host:
+        y = checkpointing.run(blocks, x.detach().requires_grad_(), positions)
+    del y
+    assert host.bytes > 0
+    assert predict("offload", len(blocks), assume_offload(cost)).host_bytes == host.bytes
+    for policy in ("none", "every-block", "recursive", "selective"):
+        assert predict(policy, len(blocks), cost).host_bytes == 0
+
+
+def test_what_a_kernel_takes_inside_counts(monkeypatch):
+    """CUDA's softmax backward has a product of its own beside gradient, output and result."""
+    operation = torch.ops.aten._softmax_backward_data.default
+    scores = torch.empty(4, 100, device="meta", requires_grad=True)
+
+    def peak():
+        y = scores.softmax(-1)
+        with LiveBytes("meta") as live:
+            y.backward(torch.empty_like(y))
+        return live.peak_bytes
+
+    assert peak() == 2 * 1600  # the gradients of output and input; the output is older
+    monkeypatch.setitem(INSIDE, ("meta", operation), INSIDE["cuda", operation])
+    assert peak() == 3 * 1600
 
 
 def test_xl_on_paper():

@@ -3,15 +3,24 @@
 A dispatch mode sees every operation's results. Each new storage adds its bytes when it appears and takes them
 away when it dies, so the sum is what a perfect allocator would have in use. On the meta device nothing is
 allocated at all: the peak of a 3-billion-parameter step can be counted on a laptop in seconds. What a kernel
-allocates inside (workspace, temporaries of a fused or compiled region) is not seen.
+allocates inside (workspace, temporaries of a fused or compiled region) is not seen; INSIDE says it of the one
+kernel of a plain step where it weighs as much as the scores.
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+# (device, operation) -> bytes that its kernel takes and gives back before it returns, from its arguments. CUDA's
+# softmax backward first multiplies gradient and output into a tensor of its own (`softmax_backward_cuda_out` in
+# aten/src/ATen/native/cuda/SoftMax.cu).
+INSIDE: dict[tuple[str, Any], Callable[[Any], int]] = {
+    ("cuda", torch.ops.aten._softmax_backward_data.default): lambda args: args[0].nbytes,
+}
 
 
 class LiveBytes(TorchDispatchMode):
@@ -47,9 +56,14 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor):
                 self._sizes.setdefault(tensor.untyped_storage(), 0)
+        devices = set()
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._meet(tensor.untyped_storage())
+                devices.add(tensor.device.type)
+        for device in devices:
+            if inside := INSIDE.get((device, func)):
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes + inside(args))
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> None:

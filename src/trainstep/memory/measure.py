@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainstep.memory import checkpointing
 from trainstep.memory.live import LiveBytes
+from trainstep.memory.offload import count_host_bytes
 from trainstep.memory.planner import BlockCost, Unit
 from trainstep.memory.storages import storage_bytes
 
@@ -78,16 +79,21 @@ def measure_block(
         live.ignore(x)
         y = checkpointing.run([block], x, *args, policy="every-block")
         casts = live.live_bytes - storage_bytes(y)
+    with region(), count_host_bytes([*parameters, *block.buffers()]) as host:
+        block(x.detach().requires_grad_(), *args)
     return BlockCost(
         boundary_bytes=boundary,
         cast_bytes=casts,
         incoming_bytes=boundary,
         plain=plain,
         unsaved_peak_bytes=unsaved_peak_bytes(block, x, *args, region=region),
+        host_bytes=host.bytes,
         selective=replace(
             selective, recomputed_flops=selective_flops - plain_flops, forward_only_bytes=casts
         ),
-        offload=replace(under("offload")[0], forward_only_bytes=casts) if x.is_cuda else None,
+        offload=replace(under("offload")[0], forward_only_bytes=casts, host_bytes=host.bytes)
+        if x.is_cuda
+        else None,
     )
 
 

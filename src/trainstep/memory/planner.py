@@ -29,6 +29,7 @@ class Unit:
         forward_only_bytes: alive from its forward to the end of the whole forward: autocast's copies of
             weights that nobody saved.
         gradient_bytes: parameter gradients that stay afterwards; 0 when they existed before the step.
+        host_bytes: of the host's memory, taken from its forward to its backward.
         forward_flops: of one forward.
         recomputed_flops: done again during the backward.
     """
@@ -38,6 +39,7 @@ class Unit:
     backward_peak_bytes: float
     forward_only_bytes: float = 0
     gradient_bytes: float = 0
+    host_bytes: float = 0
     forward_flops: float = 0
     recomputed_flops: float = 0
 
@@ -52,6 +54,7 @@ class BlockCost:
         incoming_bytes: the gradient of its output, waiting while a segment is recomputed.
         plain: run as it is.
         unsaved_peak_bytes: most alive in a forward that saves nothing, input and output included.
+        host_bytes: of the host's memory that its residuals take when offloaded.
         selective: run under the selective policy; None where it was not measured.
         offload: run with its residuals in the host's memory; None where it was not measured.
     """
@@ -61,6 +64,7 @@ class BlockCost:
     unsaved_peak_bytes: float
     cast_bytes: float = 0
     incoming_bytes: float = 0
+    host_bytes: float = 0
     selective: Unit | None = None
     offload: Unit | None = None
 
@@ -75,12 +79,14 @@ class Prediction:
             parameters.
         recomputed_flops: forward work done a second time.
         kept_bytes: alive between forward and backward.
+        host_bytes: of the host's memory, taken meanwhile.
     """
 
     policy: str
     peak_bytes: float
     recomputed_flops: float
     kept_bytes: float
+    host_bytes: float = 0
 
 
 def block_cost(residual_bytes: float, boundary_bytes: float, forward_flops: float = 0) -> BlockCost:
@@ -126,6 +132,7 @@ def chain(units: Sequence[Unit]) -> Unit:
         forward_only_bytes=forward_only,
         backward_peak_bytes=backward_peak,
         gradient_bytes=gradients,
+        host_bytes=sum(unit.host_bytes for unit in units),
         forward_flops=sum(unit.forward_flops for unit in units),
         recomputed_flops=sum(unit.recomputed_flops for unit in units),
     )
@@ -158,6 +165,7 @@ def assume_offload(block: BlockCost) -> BlockCost:
         kept_bytes=0,
         forward_peak_bytes=block.unsaved_peak_bytes,
         forward_only_bytes=block.cast_bytes,
+        host_bytes=block.host_bytes,
     )
     return replace(block, offload=unit)
 
@@ -210,6 +218,7 @@ def predict(
         peak_bytes=max(whole.forward_peak_bytes, whole.backward_peak_bytes),
         recomputed_flops=whole.recomputed_flops,
         kept_bytes=whole.kept_bytes,
+        host_bytes=whole.host_bytes,
     )
 
 

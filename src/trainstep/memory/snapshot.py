@@ -199,8 +199,11 @@ def _finish(history: History, start_bytes: int | None, path: Path | None) -> Non
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        part.write_bytes(pickle.dumps(history.snapshot))
-        part.replace(path)
+        try:
+            part.write_bytes(pickle.dumps(history.snapshot))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def load_snapshot(path: Path) -> dict[str, Any]:

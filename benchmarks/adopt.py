@@ -8,6 +8,7 @@ from benchmarks.measure.record import (
     RESULTS,
     Row,
     check_machine,
+    check_published,
     destination,
     read_rows,
     safe_name,
@@ -79,7 +80,8 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
 
     Raises:
         ValueError: the file is damaged or empty, a row's trees are no commit's, the rows are of another
-            machine, or the place holds other rows. Nothing was written.
+            machine, a row that is to be published has too few samples, or the place holds other rows. Nothing
+            was written.
     """
     if not file.is_file():
         raise ValueError(f"no file {file}")
@@ -106,6 +108,8 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
             if name not in ("local", machine):
                 raise ValueError(f"{file}: measured on {name!r}, not on {machine!r}")
             name = machine
+        if name != "local":
+            check_published(row)
         place = (
             destination(None if name == "local" else name, commit, results) / f"{safe_name(row.run)}.jsonl"
         )

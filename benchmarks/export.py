@@ -138,7 +138,8 @@ def _environment_name(row: Row) -> str:
     parts = ["records", f"py{env.get('python') or ''}"]
     parts += [f"{name}{env[name]}" for name in ("torch", "triton") if env.get(name)]
     parts += [str(env[name]) for name in ("gpu", "driver") if env.get(name)]
-    series = {k: v for k, v in circumstances(row).items() if k not in ("machine", "version", "world_size")}
+    of_the_case = ("machine", "version", "world_size", "state")
+    series = {k: v for k, v in circumstances(row).items() if k not in of_the_case}
     digits = hashlib.sha256(json.dumps(series, sort_keys=True, default=str).encode()).hexdigest()[:6]
     return safe_name("-".join([*parts, digits]))
 

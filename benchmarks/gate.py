@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks import evidence
 from benchmarks.blame import blame
-from benchmarks.circumstances import differences
+from benchmarks.circumstances import differences, other_host, pools
 from benchmarks.evidence import Evidence, NotFiniteError
 from benchmarks.measure.record import Row
 
@@ -52,6 +52,7 @@ class Finding:
         allowed: a missing case that may be missing.
         against: the commit whose result `baseline` is.
         doubtful: the machine was too busy to tell whether it regressed: worth measuring again.
+        elsewhere: the baseline was measured on another host, or may have been, and the host takes part in the times.
         confirmed: an alternating re-measurement confirmed the regression; None: there was none.
         good: the last commit before the regression, where the history knows.
         suspects: the commits that may have made it, oldest first; one is a proof.
@@ -68,6 +69,7 @@ class Finding:
     allowed: bool = False
     against: str | None = None
     doubtful: bool = False
+    elsewhere: bool = False
     confirmed: bool | None = None
     good: str | None = None
     suspects: tuple[str, ...] = ()
@@ -144,6 +146,7 @@ def compare(
     if remeasure is not None:
         findings = _confirmed(findings, _commit(current), remeasure)
         findings = _narrowed(findings, remeasure)
+    findings = [_across_hosts(finding) for finding in findings]
     # Of what is not a regression, nobody is to blame.
     findings = [f if f.kind == "regressed" else replace(f, good=None, suspects=()) for f in findings]
     return sorted(findings, key=lambda f: (f.status == 0, f.status, f.case, f.metric))
@@ -192,13 +195,17 @@ def _case(case: str, old: list[Row], new: list[Row], series: Mapping[str, list[R
         return [Finding(kind=kind, case=case, detail=f"{before.status} in the baseline: {before.reason}")]
     if any(row.env.get("oversubscribed") for row in new):
         return [Finding(kind="unchanged", case=case, detail="more ranks than cores: speed not gated")]
-    # Newer rows first: where a commit was measured under several circumstances, the last ones are meant.
-    for row in sorted(_ok(new), key=lambda row: row.started_at, reverse=True):
-        before_rows = [other for other in old_ok if not differences(other, row)]
-        if before_rows:
-            after_rows = [other for other in _ok(new) if not differences(row, other)]
-            past = {c: [r for r in _ok(rows) if not differences(r, row)] for c, rows in series.items()}
-            return _quantities(case, before_rows, after_rows, past)
+    # Newer rows first: where a commit was measured under several circumstances, the last ones are meant. Rows of one
+    # host on both sides come before those.
+    for elsewhere in (False, True):
+        for row in sorted(_ok(new), key=lambda row: row.started_at, reverse=True):
+            before_rows = [
+                one for one in old_ok if not differences(one, row) and other_host(one, row) == elsewhere
+            ]
+            if before_rows:
+                after_rows = [one for one in _ok(new) if pools(row, one)]
+                past = {c: [r for r in _ok(rows) if pools(row, r)] for c, rows in series.items()}
+                return _quantities(case, before_rows, after_rows, {} if elsewhere else past, elsewhere)
     why = differences(_newest(old_ok), _newest(_ok(new)))
     return [Finding(kind="not_comparable", case=case, detail="; ".join(why))]
 
@@ -219,7 +226,11 @@ def _without_result(case: str, old: list[Row], row: Row) -> Finding:
 
 
 def _quantities(
-    case: str, old: Sequence[Row], new: Sequence[Row], past: Mapping[str, Sequence[Row]]
+    case: str,
+    old: Sequence[Row],
+    new: Sequence[Row],
+    past: Mapping[str, Sequence[Row]],
+    elsewhere: bool,
 ) -> list[Finding]:
     """Compare the seconds and every metric that has a better side."""
     names = ["seconds", *dict.fromkeys(name for row in (*old, *new) for name in row.metrics)]
@@ -237,7 +248,17 @@ def _quantities(
             kind = "missing" if after is None else "new"
             found.append(Finding(kind=kind, case=case, metric=name, detail=f"{name} only on one side"))
             continue
-        found.append(_quantity(case, name, before, after, series, old[0].commit, _commit(new)))
+        if (before.unit, before.better) != (after.unit, after.better):
+            why = f"{before.unit}, {before.better} is better -> {after.unit}, {after.better} is better"
+            found.append(Finding(kind="not_comparable", case=case, metric=name, detail=why))
+            continue
+        series = {
+            commit: value if value and (value.unit, value.better) == (after.unit, after.better) else None
+            for commit, value in series.items()
+        }
+        finding = _quantity(case, name, before, after, series, old[0].commit, _commit(new))
+        # A host changes times, never bytes.
+        found.append(replace(finding, elsewhere=elsewhere and after.rule is not evidence.COUNT))
     return found
 
 
@@ -337,6 +358,16 @@ def _confirmed(findings: list[Finding], commit: str | None, remeasure: Remeasure
         else f
         for f in findings
     ]
+
+
+def _across_hosts(finding: Finding) -> Finding:
+    """Of a change of time between two hosts nobody knows what made it, until both sides were measured on one."""
+    if not finding.elsewhere or finding.confirmed or finding.kind not in ("regressed", "improved"):
+        return finding
+    seen = "from zero" if finding.ratio is None else f"x{finding.ratio:.3g}"
+    why = _join(f"{seen}, but on another host: measure both on one", finding.detail)
+    # What may be slower must not pass; what may be faster may.
+    return replace(finding, kind="not_comparable" if finding.kind == "regressed" else "unchanged", detail=why)
 
 
 def _narrowed(findings: list[Finding], remeasure: Remeasure) -> list[Finding]:

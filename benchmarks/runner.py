@@ -13,8 +13,10 @@ from typing import Any
 
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
+from benchmarks.measure.clock import event_clock
 from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
-from benchmarks.measure.record import Row, RunWriter, finite_or_absent
+from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
+from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent
 from benchmarks.measure.sampling import Policy, take_samples
 
 
@@ -29,6 +31,7 @@ class Outcome:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     check: dict[str, float | None] | None = None
     state: str = "same"
+    clock: str = "host"
 
 
 def one_line(error: BaseException) -> str:
@@ -47,12 +50,21 @@ def work_metrics(work: Work) -> dict[str, dict[str, Any]]:
     }
 
 
+def clock_name(clock: Callable[..., float]) -> str:
+    """What takes the samples: "events" of the device, in which the host has no part, or the "host"."""
+    return "events" if clock is event_clock else "host"
+
+
 def measure(
     case: Case, device: str, policy: Policy, prepare: Callable[[Case, str], Prepared] = tables.prepare
 ) -> Outcome:
     """Measure one case. Never raises but for an interruption: every failure is an outcome."""
     import torch
 
+    started = started_ranks()
+    if started is not None and case.world_size != started:
+        reason = f"torchrun started {started} ranks, and this case takes {case.world_size}"
+        return Outcome(status="skipped", reason=reason)
     made: Prepared | None = None
     try:
         release(device)
@@ -71,9 +83,12 @@ def measure(
                 )
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        samples = take_samples(made.run, clock=made.clock, before=made.before, policy=policy)
+        samples = take_samples(
+            made.run, clock=made.clock, before=made.before, policy=policy, now=agreed_clock(device)
+        )
         if made.metrics is not None:
             metrics |= made.metrics()
+        check_metrics(metrics)
         return Outcome(
             status="ok",
             samples_seconds=tuple(samples.seconds) if policy.timed else (),
@@ -81,6 +96,7 @@ def measure(
             metrics=finite_or_absent(metrics),  # here, so that what cannot be stored is this case's error
             check=check,
             state=made.state,
+            clock=clock_name(made.clock),
         )
     except NotImplementedError as error:
         return Outcome(status="skipped", reason=str(error) or "not implemented")
@@ -123,14 +139,16 @@ def run_cases(
         writer: stores each row before the next case starts, so an interruption keeps what was measured.
         process: number of this process where a case is measured in several.
     """
-    done = writer.done_ids(process)
+    done = agreed(writer.done_ids(process), device)
     for case in chosen:
         if case.id in done:
             continue
         started = datetime.now(UTC).isoformat(timespec="seconds")
         outcome = measure(case, device, policy, prepare)
-        env = template.env | {"world_size": case.world_size, "state": outcome.state}
-        if device == "cpu" and case.world_size > (os.cpu_count() or 1):
+        env = template.env | {"world_size": case.world_size, "state": outcome.state, "clock": outcome.clock}
+        if nodes() > 1:
+            env["nodes"] = nodes()
+        if device == "cpu" and case.world_size > nodes() * (os.cpu_count() or 1):
             env["oversubscribed"] = True  # says little about speed; the gate leaves it alone
         if process is not None:
             env["process"] = process

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.measure.clock import slowest_rank
-from benchmarks.measure.ranks import drop, keep, kept, on_ranks
+from benchmarks.measure.ranks import drop, keep, kept, on_ranks, started_ranks
 
 AREA = "collective"
 SIZES = (10**6, 10**7, 10**8, 10**9)
@@ -71,7 +71,7 @@ def runs_here(target: str, device: str) -> None:
 
 def enough_devices(world_size: int, device: str) -> None:
     """Raises NotImplementedError where there are fewer CUDA devices than ranks."""
-    if device == "cuda":
+    if device == "cuda" and started_ranks() is None:  # else other nodes hold their share
         import torch
 
         if torch.cuda.device_count() < world_size:

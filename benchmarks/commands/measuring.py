@@ -8,13 +8,24 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from benchmarks.cases.case import Case
-from benchmarks.measure.record import Row, RunWriter, check_machine, destination, read_rows
+from benchmarks.measure.record import (
+    LEAST_SAMPLES,
+    MemoryWriter,
+    Row,
+    RunWriter,
+    check_machine,
+    destination,
+    read_rows,
+)
 from benchmarks.measure.sampling import Policy
+
+if TYPE_CHECKING:
+    from benchmarks.measure.provenance import Provenance
 
 Device = Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Machine = Annotated[
@@ -47,8 +58,8 @@ def choose_device(device: str) -> str:
     return device
 
 
-def choose_policy(device: str, samples: int | None, warmup: int | None) -> Policy:
-    """Sampling from the command line's options.
+def choose_policy(device: str, samples: int | None, warmup: int | None, *, what: str = "samples") -> Policy:
+    """Sampling from the command line's options; `what` is the option that holds `samples`.
 
     Raises:
         ValueError: a count out of range.
@@ -58,7 +69,7 @@ def choose_policy(device: str, samples: int | None, warmup: int | None) -> Polic
         options = {"cap_seconds": 1.0, "min_samples": 5, "max_samples": 100, "floor_seconds": 0.3}
     if samples is not None:
         if samples < 1:
-            raise ValueError(f"samples must be at least 1, got {samples}")
+            raise ValueError(f"{what} must be at least 1, got {samples}")
         options |= {"min_samples": samples, "max_samples": samples}
     if warmup is not None:
         options["warmup"] = warmup
@@ -138,6 +149,67 @@ def run_id(cases: Sequence[Case], policy: Policy, device: str, provenance: Any) 
     return f"{device}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
+@contextlib.contextmanager
+def checked(
+    policy: Policy,
+    *,
+    machine: str | None = None,
+    out: Path | None = None,
+    source: Path | None = None,
+    commit: str | None = None,
+    process: int | None = None,
+) -> Iterator[tuple["Provenance", Path]]:
+    """Refuse bad options before anything is measured or written; inside, the source that they name is the one imported.
+
+    Yields:
+        where rows come from, and the directory they go to.
+
+    Raises:
+        ValueError: an option is wrong, or its place cannot be written.
+    """
+    from benchmarks.cases.registries import ROOT
+    from benchmarks.measure.provenance import provenance
+
+    if machine is not None:
+        check_machine(machine)
+        if policy.timed and policy.min_samples < LEAST_SAMPLES:
+            raise ValueError(
+                f"a published row needs at least {LEAST_SAMPLES} samples, got {policy.min_samples}"
+            )
+    if process is not None and process < 0:
+        raise ValueError(f"process must not be negative, got {process}")
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a directory; name a file")
+    with source_tree(source) as tree:
+        facts = provenance(ROOT, source=tree if source else None, commit=commit)
+        if machine is not None and facts.dirty:
+            raise ValueError(
+                "the work tree differs from its commit; commit first, a dirty tree is no history"
+            )
+        directory = destination(machine, facts.commit, ROOT / "results") if out is None else out.parent
+        writable(directory)
+        yield facts, directory
+
+
+def _open(directory: Path, name: str, out: Path | None, fresh: bool) -> RunWriter:
+    """The file of a run, with the rows it has already.
+
+    Raises:
+        ValueError: it is damaged, or another run's.
+    """
+    if fresh:
+        old = out or directory / f"{name}.partial.jsonl"
+        if old.exists():
+            read_rows(old)  # only rows are thrown away, never another file
+            old.unlink()
+    writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
+    if any(row.run != name for row in writer.rows):
+        raise ValueError(
+            f"{writer.path} holds another run (other code, cases or options); choose another file or --fresh"
+        )
+    return writer
+
+
 def measure_cases(
     cases: Sequence[Case],
     *,
@@ -163,35 +235,28 @@ def measure_cases(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from benchmarks.cases.registries import ROOT
-    from benchmarks.measure.provenance import environment, provenance
+    from benchmarks.measure.provenance import environment
+    from benchmarks.measure.ranks import agreed, is_first
     from benchmarks.runner import run_cases
 
     if not cases:
         raise ValueError("no case matches")
-    if machine is not None:
-        check_machine(machine)
-        if policy.timed and policy.min_samples < 5:
-            raise ValueError(f"a published row needs at least 5 samples, got {policy.min_samples}")
-    with source_tree(source) as tree:
-        facts = provenance(ROOT, source=tree if source else None, commit=commit)
-        if machine is not None and facts.dirty:
-            raise ValueError(
-                "the work tree differs from its commit; commit first, a dirty tree is no history"
-            )
-        directory = destination(machine, facts.commit, ROOT / "results") if out is None else out.parent
-        writable(directory)
+    with checked(policy, machine=machine, out=out, source=source, commit=commit, process=process) as (
+        facts,
+        directory,
+    ):
         name = run_id(cases, policy, device, facts)
-        if fresh:
-            old = out or directory / f"{name}.partial.jsonl"
-            if old.exists():
-                read_rows(old)  # only rows are thrown away, never another file
-                old.unlink()
-        writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
-        if any(row.run != name for row in writer.rows):
-            raise ValueError(
-                f"{writer.path} holds another run (other code, cases or options); choose another file or --fresh"
-            )
+        writer: RunWriter = MemoryWriter()
+        refusal: str | None = None
+        if is_first():
+            try:
+                writer = _open(directory, name, out, fresh)
+            except ValueError as error:
+                refusal = str(error)
+        else:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the first rank prints for all
+        if refusal := agreed(refusal, device):
+            raise ValueError(refusal)
         template = Row(
             case="",
             version=1,
@@ -213,11 +278,11 @@ def measure_cases(
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
-            disable=not sys.stderr.isatty(),  # a log would get a blank line
+            disable=not (sys.stderr.isatty() and is_first()),  # a log would get a blank line
         )
         with bar:
             done = len(writer.done_ids(process) & {case.id for case in cases})
-            if done == len(cases):
+            if done == len(cases) and is_first():
                 print("every row was there already; nothing was measured", file=sys.stderr)
             task = bar.add_task("measuring", total=len(cases), completed=done)
             for row in run_cases(
@@ -225,7 +290,7 @@ def measure_cases(
             ):
                 bar.update(task, advance=1, description=row.case.rsplit("/", 1)[0])
         path = writer.path
-        if out is None:
+        if out is None and is_first():
             path = path.replace(directory / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}.jsonl")
         return list(writer.rows), path
 

@@ -24,20 +24,22 @@ def run(
 ) -> int:  # fmt: skip
     """Measure cases; a run that was interrupted is resumed by the same command."""
     from benchmarks.cases import select
-    from benchmarks.commands.measuring import choose_device, choose_policy, measure_cases, status_of
+    from benchmarks.commands.measuring import checked, choose_device, choose_policy, measure_cases, status_of
     from benchmarks.commands.printing import print_rows
 
     chosen = select(tier=tier, only=only)
     if not chosen:
         raise ValueError(f"no case of tier {tier} matches {only!r}")
-    if list_only:
-        print("\n".join(case.id for case in chosen))
-        return 0
     device = choose_device(device)
+    policy = choose_policy(device, samples, warmup)
+    if list_only:
+        with checked(policy, machine=machine, out=out, source=source, commit=commit, process=process):
+            print("\n".join(case.id for case in chosen))
+        return 0
     rows, path = measure_cases(
         chosen,
         device=device,
-        policy=choose_policy(device, samples, warmup),
+        policy=policy,
         machine=machine,
         out=out,
         source=source,

@@ -64,7 +64,11 @@ def step(
     for count in warmups:
         path = out if out is None or len(warmups) == 1 else out.with_stem(f"{out.stem}-w{count}")
         measured, path = measure_cases(
-            cases, device=device, policy=choose_policy(device, steps, count), machine=machine, out=path
+            cases,
+            device=device,
+            policy=choose_policy(device, steps, count, what="steps"),
+            machine=machine,
+            out=path,
         )
         rows += measured
         if len(warmups) == 1:

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.case import parse_id
-from benchmarks.measure.record import Row, strict_json
+from benchmarks.circumstances import state_of_phase
+from benchmarks.measure.record import Row, check_metrics, strict_json, write_atomically
 
 # asv keeps these among a result's parameters; every other one is part of the environment.
 _ASV_MACHINE = {"machine", "arch", "os", "num_cpu", "ram"}
+# What asv does not record of an environment that it did not build.
+_STAMPED = (
+    *("device", "torch", "triton", "asv", "asv_runner", "cpu", "cpu_count", "cpu_threads"),
+    *("gpu", "driver", "cuda", "host"),
+)
 
 
 def read_foreign(path: Path) -> list[Row]:
@@ -70,9 +76,10 @@ def _asv_rows(data: Mapping[str, Any], run: str) -> list[Row]:
             if case_id is None:
                 continue
             try:
-                world_size = parse_id(case_id)["world_size"]
+                parsed = parse_id(case_id)
             except ValueError:
                 continue
+            own = {"state": state_of_phase(parsed["phase"])}
             status, reason, seconds = "ok", None, ()  # type: str, str | None, tuple[float, ...]
             if result is not None and math.isnan(result):
                 # asv says n/a for the pairs (target, shape) that no case has, too: such a pair is nobody's
@@ -97,10 +104,33 @@ def _asv_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                     status=status,
                     reason=reason,
                     samples_seconds=seconds,
-                    env={**env, "world_size": world_size},
+                    env=own | env | {"world_size": parsed["world_size"]},
                 )
             )
     return rows
+
+
+def stamp_asv(path: Path, env: Mapping[str, Any]) -> None:
+    """Add to a result file of `asv run -E existing:PYTHON` what asv leaves out: versions, device, host.
+
+    asv lists the requirements of environments that it built; of an existing one not even asv_runner's version is
+    recorded, though it decides what a sample is. What the file says already stays.
+
+    Args:
+        path: asv's result file.
+        env: `provenance.environment` of the Python that measured.
+
+    Raises:
+        ValueError: not one of asv's result files.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        known, required = data["params"], data["requirements"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no result file of asv ({type(error).__name__}: {error})") from None
+    missing = [name for name in _STAMPED if not known.get(name) and not required.get(name)]
+    data["params"] = known | {name: env[name] for name in missing if env.get(name) is not None}
+    write_atomically(path, json.dumps(data) + "\n")
 
 
 def _version(text: Any) -> int:
@@ -119,7 +149,8 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
             world_size = parse_id(case_id)["world_size"]
         except ValueError:
             continue  # a benchmark that is no case of ours
-        stats = benchmark["stats"]
+        stats, metrics = benchmark["stats"], extra.get("metrics", {})
+        check_metrics(metrics)
         rows.append(
             Row(
                 case=case_id,
@@ -135,7 +166,7 @@ def _pytest_rows(data: Mapping[str, Any], run: str) -> list[Row]:
                 status="ok",
                 samples_seconds=tuple(float(s) for s in stats.get("data") or [stats["median"]]),
                 first_seconds=extra.get("first_seconds"),
-                metrics=extra.get("metrics", {}),
+                metrics=metrics,
                 check=extra.get("check"),
                 env={
                     **machine.get("trainstep", {}),  # see conftest.py

@@ -141,7 +141,10 @@ def provenance(root: Path, *, source: Path | None = None, commit: str | None = N
     head = head_commit(root)
     dirty = False
     if commit is not None and head is not None:
-        commit = git(root, "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
+        try:
+            commit = git(root, "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
+        except ValueError:
+            raise ValueError(f"git knows no commit {commit!r}") from None
     measured = commit or (head if source is None else None)
     if measured is not None and head is not None:
         pairs = [(SOURCE, source_sha256)]
@@ -171,10 +174,24 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def host_mark() -> str:
+    """Twelve digits that tell hosts apart, and one boot of a host from the next; no name and no place.
+
+    A hash of the boot's id, the processor's model and the size of memory.
+    """
+    parts = [cpu_name()]
+    try:
+        parts.append(str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    except (OSError, ValueError, AttributeError):  # not Linux
+        pass
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
 def environment(device: str) -> dict[str, Any]:
     """What a result on `device` ("cpu" or "cuda") depends on; the caller adds `world_size`.
 
-    Keys: device, os, arch, python, cpu, cpu_count, cpu_threads, torch, triton, asv, asv_runner,
+    Keys: device, host, os, arch, python, cpu, cpu_count, cpu_threads, torch, triton, asv, asv_runner,
     pytest_benchmark; on CUDA also gpu, gpu_count, capability, cuda, cudnn, driver, clocks (MHz as found: sm,
     memory, their maxima; power limit in W). What is not there is None.
     """
@@ -186,6 +203,7 @@ def environment(device: str) -> dict[str, Any]:
         cores = os.cpu_count() or 1
     env: dict[str, Any] = {
         "device": device,
+        "host": host_mark(),
         # The first two numbers: what follows them in a release is the builder's own.
         "os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "arch": platform.machine(),

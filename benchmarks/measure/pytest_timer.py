@@ -38,8 +38,8 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
     import pytest
 
     from benchmarks import cases as tables
-    from benchmarks.measure.record import finite_or_absent
-    from benchmarks.runner import work_metrics
+    from benchmarks.measure.record import check_metrics, finite_or_absent
+    from benchmarks.runner import clock_name, work_metrics
 
     try:
         made = tables.prepare(case, device)
@@ -49,7 +49,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         "case": case.id,
         "version": case.version,
         "metrics": work_metrics(made.work),
-        "env": {"state": made.state},
+        "env": {"state": made.state, "clock": clock_name(made.clock)},
     }
     try:
         if made.check is not None:
@@ -71,6 +71,7 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         benchmark.pedantic(once, rounds=rounds if benchmark.enabled else 1, iterations=1)
         if made.metrics is not None:
             extra["metrics"] |= made.metrics()
+        check_metrics(extra["metrics"])
         benchmark.extra_info.update(finite_or_absent(extra))
     finally:
         made.close()

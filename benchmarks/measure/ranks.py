@@ -5,7 +5,9 @@ after another. A pool in which a rank failed is broken: it is closed and the nex
 """
 
 import atexit
+import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +59,42 @@ def close_ranks() -> None:
 
 
 atexit.register(close_ranks)
+
+
+# Under torchrun (or SLURM, by the template) this process is one of the ranks, and all of them run the same command. The
+# first measures for all: only it writes and prints, and what depends on a clock or a file is its decision.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def started_ranks() -> int | None:
+    """How many ranks torchrun started; None where it did not start this process."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _TORCHRUN) else None
+
+
+def nodes() -> int:
+    """How many machines the ranks are spread over."""
+    here = os.environ.get("LOCAL_WORLD_SIZE")
+    return -(-(started_ranks() or 1) // int(here)) if started_ranks() and here else 1
+
+
+def is_first() -> bool:
+    """Whether this process is the first rank, or the only process."""
+    return started_ranks() is None or int(os.environ["RANK"]) == 0
+
+
+def agreed(value: Any, device: str) -> Any:
+    """The first rank's value on every rank under torchrun, where all of them call this; elsewhere `value` itself."""
+    size = started_ranks()
+    return value if size is None else on_ranks(size, device, _itself, value)[0]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def agreed_clock(device: str) -> Callable[[], float]:
+    """Monotonic seconds, the first rank's under torchrun: a time cap must end sampling on all ranks or on none."""
+    return time.perf_counter if started_ranks() is None else lambda: agreed(time.perf_counter(), device)
 
 
 # What a rank keeps between the calls of one case, by case id.

@@ -21,6 +21,7 @@ SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "skipped", "red")
 SUITES = ("run", "asv", "pytest")
 RESULTS = Path("results")
+LEAST_SAMPLES = 5  # of a published row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,7 @@ class Row:
         for name in ("metrics", "env"):
             if not isinstance(stored.get(name, {}), dict):
                 raise ValueError(f"field {name!r} is not a table")
+        check_metrics(stored.get("metrics", {}))
         samples = stored.get("samples_seconds", [])
         if not isinstance(samples, list) or not all(_finite(s) for s in samples):
             raise ValueError("samples_seconds are not finite numbers")
@@ -116,6 +118,21 @@ class Row:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """Refuse metrics that nobody could compare later.
+
+    Raises:
+        ValueError: a metric without a value, or with a better side that is neither "lower", "higher" nor None.
+    """
+    for name, metric in metrics.items():
+        if not isinstance(metric, Mapping) or "value" not in metric:
+            raise ValueError(f"metric {name!r} has no value")
+        if metric.get("better") not in ("lower", "higher", None):
+            raise ValueError(
+                f"metric {name!r} is better {metric['better']!r}; known: 'lower', 'higher', None"
+            )
 
 
 def finite_or_absent(value: Any) -> Any:
@@ -210,6 +227,21 @@ def safe_name(text: str) -> str:
     return f"{cleaned or 'name'}-{digits}"
 
 
+def check_published(row: Row) -> None:
+    """Refuse a row that is too little for a published series, whichever way it comes there.
+
+    Rows without any times (a case that counts bytes) are complete without.
+
+    Raises:
+        ValueError: it has fewer samples than a published row needs.
+    """
+    timed = row.status == "ok" and (row.samples_seconds or not row.metrics)
+    if timed and len(row.samples_seconds) < LEAST_SAMPLES:
+        raise ValueError(
+            f"{row.case} has {len(row.samples_seconds)} samples, and a published row needs {LEAST_SAMPLES}"
+        )
+
+
 def check_machine(name: str) -> str:
     """The name, when it can stand for a machine in paths, tables and asv.
 
@@ -300,6 +332,18 @@ class RunWriter:
     def done_ids(self, process: int | None = None) -> set[str]:
         """Ids of the cases that have a row, of any status; with `process`, a row taken by that process."""
         return {r.case for r in self.rows if process is None or r.env.get("process") == process}
+
+
+class MemoryWriter(RunWriter):
+    """Keeps rows and writes nothing: for the ranks that do not write under torchrun."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.devnull)
+        self.rows = []
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        self.rows.append(row)
 
 
 def read_rows(path: Path) -> list[Row]:

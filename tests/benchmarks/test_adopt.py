@@ -16,7 +16,14 @@ FILES = {"src/p.py": "1\n", "benchmarks/r.py": "2\n", "README": "3\n"}
 
 
 def measured(
-    tree, out, *, machine="local", run="run-1", cases=("a/x/p/S1,fp32,w1", "a/x/p/S2,fp32,w1"), **fields
+    tree,
+    out,
+    *,
+    machine="local",
+    run="run-1",
+    cases=("a/x/p/S1,fp32,w1", "a/x/p/S2,fp32,w1"),
+    seconds=(1.0,) * 5,
+    **fields,
 ):
     """The rows a run in the unpacked `tree` would write to `out`."""
     where = provenance(tree)
@@ -25,6 +32,7 @@ def measured(
         RunWriter.to_file(out).add(
             row(
                 case,
+                seconds,
                 machine=machine,
                 run=run,
                 source_sha256=where.source_sha256,
@@ -131,6 +139,25 @@ def test_refusals_are_one_line_and_write_nothing(scratch, history, tmp_path, cha
         adopt(file, root=scratch.root, machine=machine, results=tmp_path / "results")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("named", [{"machine": "gpu"}, {}])
+def test_rows_of_too_few_samples_are_not_published(scratch, history, tmp_path, named):
+    """As `run --machine` refuses to measure them; a row without any times may count bytes."""
+    tree, results = scratch.unpack(history[1], tmp_path / "tree"), tmp_path / "results"
+    rows_name = "local" if named else "gpu"
+    few = measured(tree, tmp_path / "few.jsonl", machine=rows_name, seconds=(1.0,) * 4)
+    with pytest.raises(ValueError, match="has 4 samples, and a published row needs 5"):
+        adopt(few, root=scratch.root, results=results, **named)
+    none = measured(tree, tmp_path / "none.jsonl", machine=rows_name, seconds=())
+    with pytest.raises(ValueError, match="has 0 samples"):
+        adopt(none, root=scratch.root, results=results, **named)
+    assert not results.exists()
+    metrics = {"peak": {"value": 5, "unit": "byte", "better": "lower"}}
+    bytes_only = measured(tree, tmp_path / "bytes.jsonl", machine=rows_name, seconds=(), metrics=metrics)
+    assert len(adopt(bytes_only, root=scratch.root, results=results, **named)) == 1
+    local = measured(tree, tmp_path / "local.jsonl", seconds=(1.0,), run="run-2")
+    assert len(adopt(local, root=scratch.root, results=results)) == 1
 
 
 def test_another_run_of_the_same_name_is_kept(scratch, history, tmp_path):

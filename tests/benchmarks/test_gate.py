@@ -1,9 +1,11 @@
 """Every answer of the gate with its exit status (field cases H1, H2, H5, B5, R3)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.circumstances import breaks
 from benchmarks.gate import compare, exit_status
 from tests.benchmarks.rows import CPU, GPU, A, B, row
 
@@ -130,9 +132,80 @@ def test_another_way_of_sampling_is_not_comparable():
     assert answer(side({ONE: 0.05}, env=cold), side({ONE: 1e-6}, env=warm)) == ({ONE: "not_comparable"}, 14)
 
 
+def test_samples_that_start_from_another_state_are_not_comparable():
+    """H5: a step whose optimizer moves the parameters on between samples, and one that starts anew each time."""
+    same, advances = ({**CPU, "state": state} for state in ("same", "advances"))
+    assert answer(side({ONE: 1.0}, env=same), side({ONE: 1.0}, env=advances)) == ({ONE: "not_comparable"}, 14)
+    step = "step/plain/train_step/toy,B4,S128,fp32,w1"
+    # What says nothing of it, such as asv's rows, has what the phase declares.
+    assert (
+        answer(side({ONE: 1.0, step: 1.0}), side({ONE: 1.0}, env=same) + side({step: 1.0}, env=advances))[1]
+        == 0
+    )
+    assert answer(side({step: 1.0}), side({step: 1.0}, env=same))[1] == 14
+
+
+def test_ranks_on_other_numbers_of_nodes_are_not_comparable():
+    assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "nodes": 2}))[1] == 14
+
+
 def test_a_cpu_case_depends_on_the_processor_a_gpu_case_does_not():
     assert answer(side({ONE: 1.0}), side({ONE: 1.0}, env={**CPU, "cpu": "faster"}))[1] == 14
     assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.0}, env={**GPU, "cpu": "faster"}))[1] == 0
+
+
+def on(host, value, env=GPU, case=ONE, **fields):
+    """Rows of one host."""
+    return side({case: value}, env={**env, "host": host, "clock": "host"}, **fields)
+
+
+@pytest.mark.parametrize("env", [CPU, GPU])
+def test_a_change_of_time_between_hosts_is_nobody_s_until_one_host_confirms_it(env):
+    assert answer(on("a", 1.0, env), on("b", 1.0, env, commit=B)) == ({ONE: "unchanged"}, 0)
+    (slower,) = compare(on("a", 1.0, env), on("b", 1.5, env, commit=B))
+    assert (slower.kind, slower.status, slower.suspects) == ("not_comparable", 14, ())
+    assert "x1.5, but on another host" in slower.detail
+    (faster,) = compare(on("a", 1.0, env), on("b", 0.5, env, commit=B))
+    assert (faster.kind, faster.status) == ("unchanged", 0) and "x0.5, but on another host" in faster.detail
+    assert answer(on("a", 1.0, env), on("a", 1.5, env, commit=B)) == ({ONE: "regressed"}, 13)
+    for again, kind in ((1.5, "regressed"), (1.0, "unchanged")):
+        remeasured = Remeasure({ONE: 1.0}, {ONE: again})
+        (finding,) = compare(on("a", 1.0, env), on("b", 1.5, env, commit=B), remeasure=remeasured)
+        assert finding.kind == kind and finding.confirmed is (kind == "regressed")
+
+
+def test_kernels_and_bytes_know_no_host():
+    events = [on(host, value, commit=c) for host, value, c in (("a", 1.0, A), ("b", 1.5, B))]
+    events = [[replace(r, env=r.env | {"clock": "events"}) for r in rows] for rows in events]
+    assert answer(*events) == ({ONE: "regressed"}, 13)
+    peak = [{"peak": {"value": value, "unit": "byte", "better": "lower"}} for value in (100, 200)]
+    sides = [on("a", 1.0, metrics=peak[0]), on("b", 1.0, commit=B, metrics=peak[1])]
+    assert answer(*sides) == ({ONE: "unchanged", "peak": "regressed"}, 13)
+
+
+def test_rows_of_one_host_are_compared_where_there_are_any():
+    both = on("a", 1.0) + on("b", 2.0, run="r2")
+    assert answer(both, on("b", 2.0, commit=B)) == ({ONE: "unchanged"}, 0)
+    assert answer(on("a", 1.0), both) == ({ONE: "unchanged"}, 0)
+    # The best so far was on a faster host.
+    past = [(COMMITS[0], on("a", 1.0, commit=COMMITS[0])), (COMMITS[1], on("b", 2.0, commit=COMMITS[1]))]
+    past.append((COMMITS[2], on("b", 2.0, commit=COMMITS[2])))
+    (finding,) = compare(past[1][1], past[2][1], history=past)
+    assert finding.kind == "unchanged"
+
+
+def test_rows_older_than_the_mark_are_of_unknown_hosts_on_a_gpu_and_of_this_processor_on_a_cpu():
+    assert answer(side({ONE: 1.0}, env=GPU), side({ONE: 1.5}, env=GPU)) == ({ONE: "not_comparable"}, 14)
+    assert answer(side({ONE: 1.0}), side({ONE: 1.5})) == ({ONE: "regressed"}, 13)
+    kernel = "attention/tiled/forward/S1,fp32,w1"
+    assert answer(side({kernel: 1.0}, env=GPU), side({kernel: 1.5}, env=GPU)) == ({kernel: "regressed"}, 13)
+
+
+def test_a_line_breaks_where_the_host_changes():
+    (one, *_), (other, *_) = on("a", 1.0), on("b", 1.0)
+    assert breaks(one, other) == ["other host"] and breaks(one, one) == []
+    (old, *_) = side({ONE: 1.0}, env=GPU)
+    assert breaks(old, one) == ["host unknown"]
 
 
 def test_rows_of_the_same_circumstances_are_chosen():
@@ -178,6 +251,14 @@ def metric(value, unit, better):
 def test_h2_direction_zero_and_nan(old, new, unit, better, kind, status):
     kinds, found = answer(metric(old, unit, better), metric(new, unit, better))
     assert kinds == {ONE: "unchanged", "m": kind} and found == status
+
+
+@pytest.mark.parametrize("other", [("ms", "lower"), ("s", "higher")])
+def test_a_metric_that_changed_its_unit_or_its_direction_is_not_comparable(other):
+    assert answer(metric(1.0, "s", "lower"), metric(1.0, *other)) == (
+        {ONE: "unchanged", "m": "not_comparable"},
+        14,
+    )
 
 
 def test_h2_milliseconds_that_double():

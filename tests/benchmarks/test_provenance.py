@@ -1,6 +1,7 @@
 """Hashes without git, dirtiness, environment."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from benchmarks.measure.provenance import (
     environment,
     git,
     head_commit,
+    host_mark,
     provenance,
     tree_id,
     tree_sha256,
@@ -123,6 +125,7 @@ def test_environment_names_what_results_depend_on_and_no_place(tmp_path):
         assert tool in env
     import platform
 
+    assert re.fullmatch("[0-9a-f]{12}", env["host"]) and env["host"] == host_mark()
     texts = [str(v) for v in env.values()]
     assert not any(t == platform.node() or t.startswith(("/", "~")) for t in texts)
     assert environment("cpu")["torch"] == env["torch"]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measure import record
+from benchmarks.measure.foreign import stamp_asv
 from benchmarks.measure.record import RunWriter, check_machine, destination, load, safe_name, strict_json
 from tests.benchmarks.rows import A, B, row
 
@@ -119,6 +120,8 @@ def test_a_killed_run_leaves_only_whole_rows(tmp_path):
         ("future.jsonl", '{"schema":99}\n'),
         ("field.jsonl", None),
         ("status.jsonl", None),
+        ("sideways.jsonl", None),
+        ("valueless.jsonl", None),
         ("asv.json", '{"result_columns": 3, "results": {}}'),
     ],
 )
@@ -128,6 +131,8 @@ def test_a_damaged_file_is_named_skipped_and_left_alone(tmp_path, name, content)
         "torn.jsonl": good + good[:-20],
         "field.jsonl": good.replace('"status"', '"statuz"'),
         "status.jsonl": good.replace('"ok"', '"fine"'),
+        "sideways.jsonl": good.replace('"metrics":{}', '"metrics":{"m":{"value":1,"better":"sideways"}}'),
+        "valueless.jsonl": good.replace('"metrics":{}', '"metrics":{"m":1}'),
     }.get(name, content)
     bad = tmp_path / name
     bad.write_bytes(content.encode("utf-8", "surrogateescape"))
@@ -258,6 +263,58 @@ def test_asv_files_are_rows(tmp_path):
     )
     # What was read can be written again by our own strict writer.
     RunWriter(tmp_path / "own", "r").add(ok)
+
+
+def test_asv_rows_carry_the_state_that_their_phase_declares(tmp_path):
+    path = asv_file(tmp_path)
+    text = path.read_text().replace("bench_attention.ForwardBackward", "bench_step.TrainStep")
+    (tmp_path / "step.json").write_text(text)
+    states = {r.case.split("/")[2]: r.env["state"] for r in load([tmp_path])[0]}
+    assert states == {"forward_backward": "same", "train_step": "advances"}
+
+
+def test_the_tables_declare_the_state_by_phase():
+    """What stands for asv's rows must be what the cases themselves say."""
+    from benchmarks import cases as tables
+    from benchmarks.circumstances import state_of_phase
+
+    seen = set()
+    for case in tables.select(tier="smoke"):
+        if (case.area, case.phase) in seen or case.area == "collective":  # which starts ranks to prepare
+            continue
+        try:
+            made = tables.prepare(case, "cpu")
+        except NotImplementedError:
+            continue
+        seen.add((case.area, case.phase))
+        assert made.state == state_of_phase(case.phase), case.id
+        if case.area not in ("data_parallel", "sharding"):  # whose ranks have not been started
+            made.close()
+    assert {("step", "train_step"), ("attention", "forward"), ("sharding", "train_step")} <= seen
+
+
+def test_results_of_an_existing_environment_can_be_stamped(tmp_path):
+    path = asv_file(tmp_path, requirements={})
+    env = {
+        "torch": "2.13.0",
+        "asv_runner": "0.3.2",
+        "cpu": "other",
+        "device": "cpu",
+        "gpu": None,
+        "warmup": 2,
+    }
+    stamp_asv(path, env)
+    row = load([path])[0][0]
+    assert row.env["asv_runner"] == "0.3.2" and row.env["torch"] == "2.13.0" and row.env["device"] == "cpu"
+    assert row.env["cpu"] == "c" and "gpu" not in row.env and "warmup" not in row.env
+    built = asv_file(tmp_path / "built")
+    stamp_asv(built, env | {"torch": "9"})
+    assert load([built])[0][0].env["torch"] == "2.13.0"
+    for text in ("{}", "[", "[]"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="no result file of asv"):
+            stamp_asv(path, env)
+        assert path.read_text() == text
 
 
 def test_pytest_benchmark_files_are_rows(tmp_path):

@@ -9,9 +9,10 @@ import torch
 
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.commands.measuring import status_of
+from benchmarks.measure.clock import event_clock, host_clock
 from benchmarks.measure.record import Row, RunWriter, load
 from benchmarks.measure.sampling import Policy
-from benchmarks.runner import measure, run_cases
+from benchmarks.runner import clock_name, measure, run_cases
 
 POLICY = Policy(warmup=1, min_samples=5, max_samples=5)
 
@@ -126,6 +127,11 @@ def test_an_interruption_keeps_the_rows_and_the_next_run_resumes(tmp_path):
     assert len(load([tmp_path])[0]) == 4
 
 
+@pytest.mark.parametrize(("clock", "name"), [(event_clock, "events"), (host_clock("cpu"), "host")])
+def test_rows_say_what_took_their_samples(clock, name):
+    assert clock_name(clock) == name
+
+
 def test_work_and_closing(tmp_path):
     closed = []
     made = simple(work=Work(flops=10.0, tokens=3.0), close=lambda: closed.append(1), state="advances")
@@ -153,6 +159,12 @@ def test_every_form_of_running_out_of_memory_is_told_apart_from_errors(error):
         raise ValueError("while compiling") from error
 
     assert measure(cells(1)[0], "cpu", POLICY, prepare).status == "oom"
+
+
+def test_a_metric_without_a_direction_that_exists_is_the_cell_s_error():
+    made = simple(metrics=lambda: {"m": {"value": 1, "unit": "1", "better": "sideways"}})
+    outcome = measure(cells(1)[0], "cpu", POLICY, lambda case, device: made)
+    assert outcome.status == "error" and "'m' is better 'sideways'" in outcome.reason
 
 
 def test_numbers_of_other_libraries_are_stored_and_what_cannot_be_is_the_cell_s_error(tmp_path):

@@ -8,6 +8,20 @@ from torch import nn
 from training_budget import Path
 
 from trainstep.parallel.launch import rank_device
+from trainstep.parallel.registry import DATA_PARALLEL, get_data_parallel, load_data_parallel
+
+ALL = [row.name for row in DATA_PARALLEL]
+OURS = [row.name for row in DATA_PARALLEL if row.unused_parameters]
+
+
+def wrap(name, module, **options):
+    """A registry row's wrapper around a module."""
+    return load_data_parallel(get_data_parallel(name))(module, **options)
+
+
+def one_by_one(function, names):
+    """Run a check for each variant in one call; its values by name."""
+    return {name: function(name) for name in names}
 
 
 class Toy(nn.Module):
@@ -164,6 +178,6 @@ def bit_equal(one, other):
 def fingerprint(module):
     """All parameters and buffers as bytes, to compare ranks bit for bit."""
     return [
-        t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         for t in (*module.parameters(), *module.buffers())
     ]

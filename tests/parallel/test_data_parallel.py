@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_models import (
+    ALL,
+    OURS,
     adamw,
     batch_of,
     bit_equal,
@@ -13,33 +15,22 @@ from parallel_models import (
     fingerprint,
     loss_of,
     momentum,
+    one_by_one,
     reference_training,
     values_of,
+    wrap,
 )
 from torch import nn
 from training_budget import outside_budget
 
 from trainstep.parallel.communication import CommunicationLog, union_seconds
 from trainstep.parallel.launch import rank_device
-from trainstep.parallel.registry import DATA_PARALLEL, get_data_parallel, load_data_parallel
-
-ALL = [row.name for row in DATA_PARALLEL]
-OURS = [row.name for row in DATA_PARALLEL if row.unused_parameters]
-
-
-def wrap(name, module, **options):
-    """A registry row's wrapper around a module."""
-    return load_data_parallel(get_data_parallel(name))(module, **options)
+from trainstep.parallel.registry import get_data_parallel
 
 
 def rank():
     """This rank."""
     return dist.get_rank()
-
-
-def one_by_one(function, names):
-    """Run a check for each variant in one call; its values by name."""
-    return {name: function(name) for name in names}
 
 
 # Training equals the one-process reference.

@@ -344,3 +344,73 @@ def further_class():
 
 def test_further_classes_are_sharded_when_named(ranks):
     assert ranks.run(further_class)[0] == [["1.weight"], ["0.weight", "1.weight"]]
+
+
+# Ranks that run different layers of one shape.
+
+
+def different_layers(orders):
+    """Steps in which rank r runs the layers order[r]: what each raised."""
+    fsdp = FSDP(build(make=Branching))
+    return [raised(lambda order=order: branch(fsdp, order[dist.get_rank()])) for order in orders]
+
+
+def raised(step):
+    """The message of a RuntimeError, None when nothing was raised."""
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def branch(fsdp, order):
+    """Forward, backward and finish over layers by index."""
+    fsdp(torch.ones(3, 5, device=rank_device()), order).sum().backward()
+    fsdp.finish_gradient_synchronization()
+
+
+@pytest.mark.parametrize(
+    ("orders", "said"),
+    [
+        ([[[0, 1], [0, 2]]], "gathers layers.1.weight where another gathers layers.2.weight"),
+        # The step before was alike.
+        ([[[0, 1]] * 2, [[0, 2], [0, 3]]], "gathers layers.2.weight where another gathers layers.3.weight"),
+        # More uses than are kept one by one.
+        ([[[0, 1, 2, 3] * 9 + [2], [0, 1, 2, 3] * 9 + [0]]], "after 24 alike"),
+    ],
+)
+def test_ranks_that_run_different_layers_of_one_shape_are_told(ranks, orders, said):
+    for *before, last in ranks.run(different_layers, orders, timeout_seconds=60):
+        assert before == [None] * (len(orders) - 1)
+        assert last is not None and "did not run the same layers" in last and said in last
+
+
+class Parallel(nn.Module):
+    """Layers of one shape on the same input, which needs no gradient: backward gathers none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        """The output of each layer."""
+        return [layer(x) for layer in self.layers]
+
+
+def different_losses():
+    """Every rank runs both layers; the loss takes the output of the first, in the second step of rank 1 the other."""
+    fsdp = FSDP(build(make=Parallel))
+
+    def step(used):
+        fsdp(torch.ones(2, 4, device=rank_device()))[used].sum().backward()
+        fsdp.finish_gradient_synchronization()
+
+    return [raised(lambda used=used: step(used)) for used in (0, dist.get_rank())]
+
+
+def test_reductions_of_different_weights_are_told(ranks):
+    for number, (first, second) in enumerate(ranks.run(different_losses, timeout_seconds=60)):
+        assert first is None
+        if number == 1 or ranks.device == "cpu":  # on CUDA a rank that goes on as before does not look
+            assert "one reduces the gradient of layers.0.weight where another reduces" in second

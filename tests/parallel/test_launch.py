@@ -167,9 +167,28 @@ def hang(path):
         file.write(str(os.getpid()))
     time.sleep(1000)
 
+def half():
+    import torch
+    import torch.distributed as dist
+    if dist.get_rank() == 1:
+        raise ValueError("batch ran out")
+    dist.all_reduce(torch.ones(4))
+
+def all_raise():
+    raise MemoryError("too large everywhere")
+
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         print(launch(rank, 2))
+    elif sys.argv[1] == "fail":
+        with Ranks(2) as ranks:
+            try:
+                ranks.run(all_raise, timeout_seconds=5)
+            except RuntimeError as error:
+                print(str(error).splitlines()[0])
+        with Ranks(2) as ranks:
+            print(ranks.run(rank))
+            ranks.run(half, timeout_seconds=5)
     else:
         launch(hang, 2, sys.argv[2], timeout_seconds=500)
 """
@@ -227,6 +246,19 @@ def test_two_nodes_of_a_slurm_job_run_the_same_script(script, tmp_path):
         ["bash", slurm, script, "run"], capture_output=True, text=True, timeout=200, env=environment
     )
     assert done.returncode == 0 and done.stdout.count("[0, 1]") == 2, done.stderr
+
+
+def test_a_rank_that_fails_under_torchrun_says_so_in_time(script):
+    """Rank 1 raises before a collective that rank 0 is in; what fails on all ranks alike is no end of the group."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, "fail"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=200, env=with_path()
+    )
+    assert done.returncode != 0 and time.monotonic() - started < 60
+    assert done.stdout.count("all_raise: rank") == 2 and "MemoryError: too large everywhere" in done.stdout
+    assert done.stdout.count("[0, 1]") == 2
+    assert "RankFailure: half: rank 1: ValueError: batch ran out" in done.stderr
 
 
 def with_path():

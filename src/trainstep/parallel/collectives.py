@@ -114,7 +114,8 @@ def all_to_all(output: Tensor, tensor: Tensor, group: Group = None) -> None:
 
 @torch.no_grad()
 def broadcast_each(tensors: Sequence[Tensor], sources: Sequence[int], group: Group = None) -> None:
-    """Overwrite every tensor with the one of its source rank: any dtype (as bytes), any strides, all at once.
+    """Overwrite every tensor with the one of its source rank: any dtype (as bytes), any strides (also expanded,
+    and not alike on every rank), all at once.
 
     Args:
         tensors: the same shapes and dtypes in the same order on every rank.
@@ -130,7 +131,40 @@ def broadcast_each(tensors: Sequence[Tensor], sources: Sequence[int], group: Gro
     for tensor, flat, work in started:
         work.wait()
         if flat.data_ptr() != tensor.data_ptr():
-            tensor.copy_(flat)
+            _overwrite(tensor, flat)
+
+
+def _overwrite(tensor: Tensor, values: Tensor) -> None:
+    """Make `tensor` hold `values`, also where its elements share memory (expanded; sliding windows) and `copy_` refuses.
+
+    Then the memory is kept if it can hold the values, and is replaced if it cannot.
+    """
+    if not _shares_memory(tensor):
+        tensor.copy_(values)
+        return
+    _write_slices(tensor.detach(), values)
+    if not torch.equal(tensor, values):
+        tensor.data = values
+
+
+def _shares_memory(tensor: Tensor) -> bool:
+    """Whether two elements may lie in the same place: a stride that does not reach beyond the smaller ones."""
+    reach = 0  # from the first element of the dimensions so far to the last
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _write_slices(tensor: Tensor, values: Tensor) -> None:
+    """Copy slice by slice; of an expanded dimension only the first."""
+    if not _shares_memory(tensor):
+        tensor.copy_(values)
+        return
+    only = 1 if tensor.stride(0) == 0 else None
+    for part, value in zip(tensor[:only], values[:only], strict=True):
+        _write_slices(part, value)
 
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

@@ -7,6 +7,7 @@ a file. The backend is gloo on CPU and NCCL, one device a rank, on CUDA. Under t
 """
 
 import atexit
+import contextlib
 import os
 import pickle
 import shutil
@@ -32,6 +33,7 @@ MAX_CPU_RANKS = 16
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GRACE_SECONDS = 0.5  # after a first failure: wait for the failure that caused it to be heard too
 _CLOSE_SECONDS = 5.0
+_runs = 0  # jobs of this process under torchrun: alike on all of its ranks
 
 
 class RankFailure(RuntimeError):
@@ -198,7 +200,7 @@ class Ranks:
             raise RuntimeError("these ranks are closed; start fresh ones")
         job_name = name or str(getattr(fn, "__qualname__", fn))
         if under_torchrun():
-            return self._run_here(fn, args, job_name)
+            return self._run_here(fn, args, job_name, timeout_seconds)
         job = transfer.dumps((fn, args))
         try:
             for connection in self._connections:
@@ -210,19 +212,43 @@ class Ranks:
             raise
         return self._collect(job_name, timeout_seconds)
 
-    def _run_here(self, fn: Callable[..., Any], args: tuple[Any, ...], job: str) -> list[Any]:
-        """Run this process's share under torchrun; every rank gets all values, or raises the failure."""
+    def _run_here(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], job: str, timeout_seconds: float
+    ) -> list[Any]:
+        """Run this process's share under torchrun; every rank gets all values, or raises the failure.
+
+        Outcomes go through the store, not through a collective: a rank that failed may have left the others inside
+        one of the job's own.
+        """
+        global _runs
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_seconds))
         try:
-            outcome = True, fn(*args), ""
+            outcome = pickle.dumps({"ok": True, "value": fn(*args)})
         except Exception as error:
-            outcome = False, f"{type(error).__name__}: {error}", traceback.format_exc()
-        outcomes: list[Any] = [None] * self.world_size
-        dist.all_gather_object(outcomes, outcome)
-        for rank, (good, value, details) in enumerate(outcomes):
-            if not good:
-                self._open = False
-                raise RankFailure(job, rank, value, details)
-        return [value for _, value, _ in outcomes]
+            message = f"{type(error).__name__}: {error}"
+            report = {"ok": False, "message": message, "traceback": traceback.format_exc(), "at": time.time()}
+            outcome = pickle.dumps(report)
+        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        keys = [f"trainstep/run/{_runs}/{r}" for r in range(self.world_size)]
+        store.set(keys[rank], outcome)  # type: ignore[arg-type]  # bytes, whatever the stub says
+        with contextlib.suppress(RuntimeError):  # who is late is said below
+            store.wait(keys, timedelta(seconds=timeout_seconds))
+        here = [r for r, key in enumerate(keys) if store.check([key])]
+        if _runs and len(here) == self.world_size:  # all have read what the job before gave
+            store.delete_key(f"trainstep/run/{_runs - 1}/{rank}")
+        _runs += 1
+        outcomes = {r: pickle.loads(store.get(keys[r])) for r in here}
+        failures = {r: report for r, report in outcomes.items() if not report["ok"]}
+        if failures or len(here) < self.world_size:
+            self._open = False
+        if failures:
+            first = min(failures, key=lambda r: failures[r]["at"])
+            raise RankFailure(job, first, failures[first]["message"], failures[first]["traceback"])
+        if len(here) < self.world_size:
+            late = [r for r in range(self.world_size) if r not in here]
+            message = f"no answer for {timeout_seconds:g} s (waiting for ranks {', '.join(map(str, late))})"
+            raise RankTimeout(job, late[0], message)
+        return [outcomes[r]["value"] for r in range(self.world_size)]
 
     def _collect(self, job: str, timeout_seconds: float) -> list[Any]:
         """Wait for every rank's report; on any trouble kill all ranks and raise."""

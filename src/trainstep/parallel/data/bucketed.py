@@ -16,19 +16,25 @@ from trainstep.parallel.data.protocol import DataParallel, pack, unpack
 def make_buckets(parameters: list[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
     """Fill buckets of one dtype and device from the last parameter to the first.
 
-    A parameter larger than a bucket gets one of its own.
+    A parameter larger than a bucket gets one of its own and closes no other: small ones that lie between large ones
+    share a bucket. Buckets come in the order in which backward completes them.
     """
     buckets: list[list[nn.Parameter]] = []
     filling: dict[object, tuple[list[nn.Parameter], int]] = {}
-    for parameter in reversed(parameters):
+    place = {}
+    for position, parameter in enumerate(reversed(parameters)):
         kind, size = (parameter.dtype, parameter.device), parameter.numel() * parameter.element_size()
+        place[parameter] = position
+        if size > bucket_bytes:
+            buckets.append([parameter])
+            continue
         bucket, filled = filling.get(kind, ([], 0))
         if not bucket or filled + size > bucket_bytes:
             bucket, filled = [], 0
             buckets.append(bucket)
         bucket.append(parameter)
         filling[kind] = bucket, filled + size
-    return buckets
+    return sorted(buckets, key=lambda bucket: place[bucket[-1]])
 
 
 class Bucketed(DataParallel):
@@ -59,7 +65,7 @@ class Bucketed(DataParallel):
 
     def _launch(self, index: int) -> None:
         gradients = [self._take(parameter) for parameter in self._buckets[index]]
-        flat = pack(gradients) if len(gradients) > 1 else gradients[0].view(-1)
+        flat = pack(gradients) if len(gradients) > 1 else gradients[0]
         self._flying.append((flat, self._all_reduce(flat)))
 
     def _reduce_gradients(self) -> None:
@@ -69,6 +75,7 @@ class Bucketed(DataParallel):
             for _, work in self._flying:
                 work.wait()
         for bucket, (flat, _) in zip(self._buckets, self._flying, strict=True):
-            for parameter, reduced in zip(bucket, unpack(flat, bucket), strict=True):
+            pieces = unpack(flat, bucket) if len(bucket) > 1 else [flat]
+            for parameter, reduced in zip(bucket, pieces, strict=True):
                 self._give(parameter, reduced)
         self._flying.clear()

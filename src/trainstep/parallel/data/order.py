@@ -56,7 +56,6 @@ class OrderedUnits:
         self._seen: set[int] = set()
         self._incomplete = [len(unit) for unit in self._units]
 
-    @torch.no_grad()
     def _ready(self, parameter: torch.Tensor) -> None:
         # Already on its way: a further share, also one of no_sync, would be lost or mixed into the sum.
         if id(parameter) in self._seen:
@@ -66,7 +65,18 @@ class OrderedUnits:
         if not self._active():
             return
         self._seen.add(id(parameter))
-        self._incomplete[self._unit_of[id(parameter)]] -= 1
+        unit = self._unit_of[id(parameter)]
+        self._incomplete[unit] -= 1
+        if unit == self._next and not self._incomplete[unit]:
+            if (
+                torch.is_grad_enabled()
+            ):  # backward(create_graph=True); the context costs microseconds a parameter
+                with torch.no_grad():
+                    self._launch_complete()
+            else:
+                self._launch_complete()
+
+    def _launch_complete(self) -> None:
         while self._next < len(self._units) and not self._incomplete[self._next]:
             self._launch(self._next)
             self._next += 1

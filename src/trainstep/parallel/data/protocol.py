@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from trainstep.parallel.collectives import broadcast_each
 from trainstep.parallel.communication import CommunicationLog
+from trainstep.parallel.data.members import Members
 
 
 class DataParallel(nn.Module):
@@ -47,6 +48,7 @@ class DataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
+        self._members = Members(module)
         self.communication = communication
         self._group = group
         self._broadcast_buffers = broadcast_buffers
@@ -60,13 +62,13 @@ class DataParallel(nn.Module):
         self._trainable: list[nn.Parameter] = []
         self._missing: list[tuple[nn.Parameter, Tensor]] = []
         self._notice_parameters()
-        self._broadcast(list(module.buffers()))
+        self._broadcast(self._members.buffers())
 
     # What a variant defines.
 
     def _managed(self) -> list[nn.Parameter]:
         """The parameters that are whole on every rank."""
-        return list(self.module.parameters())
+        return self._members.parameters()
 
     def _prepare(self) -> None:
         """Get ready for `self._trainable`, called whenever that list has changed."""
@@ -130,7 +132,7 @@ class DataParallel(nn.Module):
         self._reduce_gradients()
         self._settle_missing()
         if self._broadcast_buffers:
-            self._broadcast(list(self.module.buffers()))
+            self._broadcast(self._members.buffers())
         self._weight, self._by_tokens = 1.0 / dist.get_world_size(self._group), False
         self._launched = 0
 
@@ -148,6 +150,8 @@ class DataParallel(nn.Module):
         """Store a reduced gradient; where this rank has none, `_settle_missing` decides."""
         if parameter.grad is None:
             self._missing.append((parameter, reduced))
+        elif 0 in parameter.grad.stride():  # expanded by whoever assigned it: cannot hold just any sum
+            parameter.grad = reduced
         elif parameter.grad.data_ptr() != reduced.data_ptr():  # else it was reduced in place
             parameter.grad.copy_(reduced)
 
@@ -179,6 +183,10 @@ class DataParallel(nn.Module):
 
     def _collective(self, tensor: Tensor, operation: Any) -> dist.Work:
         return dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)
+
+    def _maximum(self, tensor: Tensor) -> dist.Work:
+        """Start the maximum of a small `tensor` over ranks, in place."""
+        return self._start(lambda: self._collective(tensor, dist.ReduceOp.MAX))
 
     def _start(self, launch: Callable[[], dist.Work]) -> dist.Work:
         return self.communication.track(launch) if self.communication is not None else launch()
@@ -232,7 +240,7 @@ class DataParallel(nn.Module):
             present = torch.tensor(flags, dtype=torch.uint8, device=self._device)
         if present.numel():
             with self._waiting():
-                self._start(lambda: self._collective(present, dist.ReduceOp.MAX)).wait()
+                self._maximum(present).wait()
         if not absent:
             return everything
         return {id(p) for p, flag in zip(self._trainable, present.tolist(), strict=True) if flag}

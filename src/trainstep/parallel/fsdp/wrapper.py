@@ -22,7 +22,9 @@ from trainstep.parallel.clip import clip_grad_norm
 from trainstep.parallel.collectives import broadcast_each, start_reduce_scatter
 from trainstep.parallel.data.flat import Flat
 from trainstep.parallel.fsdp import state
+from trainstep.parallel.fsdp.order import CollectiveOrder
 from trainstep.parallel.fsdp.shard import ShardedWeight
+from trainstep.parallel.overflow import spread_overflow
 
 SHARDED_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, Linear, PackedLinear, Embedding)
 _AHEAD = 2  # gathers ahead of the layer at work; also reductions under way
@@ -33,8 +35,12 @@ class FSDP(Flat):
 
     Parameters afterwards: a flat shard for each sharded weight (choose optimizer groups by name or by the
     shard's `full_shape`), and the replicated ones as they were. All ranks must run the same layers in the
-    same order. A layer's weight is whole only inside the layer's own forward. Several backwards before finish
-    add up.
+    same order; finish raises a RuntimeError that names the first difference where they did not (on CUDA on the
+    ranks that deviate from the step before). A layer's weight is whole only inside the layer's own forward.
+    Several backwards before finish add up.
+
+    A gradient that is not finite on one rank makes one element NaN on every rank, so that a `torch.amp.GradScaler`
+    skips the step on all of them and they keep one scale.
 
     With `compute_dtype` weights are cast before they are gathered and gradients are reduced in it, while
     shards, their gradients and the optimizer's update keep the model's dtype; sharded layers cast their
@@ -64,6 +70,7 @@ class FSDP(Flat):
         self._replica_group = mesh.get_group("replicate") if mesh is not None else None
         self.weights = self._shard(module, SHARDED_LAYERS + layer_classes, options.get("group"))
         self._by_shard = {id(weight.shard): weight for weight in self.weights}
+        self._index = {id(weight): index for index, weight in enumerate(self.weights)}
         super().__init__(module, **options)
         if self._replica_group is not None:
             # The weight is over all ranks, a reduce-scatter's average over a part of them.
@@ -79,6 +86,7 @@ class FSDP(Flat):
         self._backward_order: list[ShardedWeight] = []
         self._visited: list[ShardedWeight] = []
         self._flying: deque[tuple[ShardedWeight, Tensor, dist.Work]] = deque()
+        self._order = CollectiveOrder([weight.name for weight in self.weights], self._device)
 
     def _shard(
         self, module: nn.Module, classes: tuple[type[nn.Module], ...], group: dist.ProcessGroup | None
@@ -105,7 +113,7 @@ class FSDP(Flat):
         return self._by_shard.get(id(layer._parameters.get("weight")))
 
     def _managed(self) -> list[nn.Parameter]:
-        return [p for p in self.module.parameters() if id(p) not in self._by_shard]
+        return [p for p in self._members.parameters() if id(p) not in self._by_shard]
 
     def _note(self, what: str, weight: ShardedWeight) -> None:
         if self.events is not None:
@@ -114,6 +122,7 @@ class FSDP(Flat):
     def _gather(self, weight: ShardedWeight) -> None:
         if id(weight) not in self._whole:
             self._note("gather", weight)
+            self._order.note("gather", self._index[id(weight)])
             weight.start_gather(self._start)
             self._whole[id(weight)] = weight
 
@@ -256,6 +265,7 @@ class FSDP(Flat):
         whole = weight.take_unsent(gradient)
         operation = self._weigh(whole)
         self._note("reduce", weight)
+        self._order.note("reduce", self._index[id(weight)])
         part = whole
 
         def launch() -> dist.Work:
@@ -282,7 +292,16 @@ class FSDP(Flat):
                 self._send(weight, None)
         while self._flying:
             self._land()
+        with self._waiting():
+            self._order.require_alike(self._maximum)
         super()._reduce_gradients()
+        with self._waiting():
+            spread_overflow(
+                [weight.shard.grad for weight in self.weights if weight.shard.grad is not None],
+                [parameter.grad for parameter in self._trainable if parameter.grad is not None],
+                self._device,
+                self._maximum,
+            )
 
     # Whole-model views; every rank calls them.
 

@@ -8,7 +8,7 @@
 #
 # One task a node starts that node's ranks. Submit from the repository's root:
 #
-#   sbatch src/trainstep/parallel/templates/slurm.sh -m benchmarks parallel --world-size 16
+#   sbatch src/trainstep/parallel/templates/slurm.sh -m benchmarks parallel --ranks 16 --batch 16
 set -euo pipefail
 export NODES="$SLURM_NNODES"
 export RANKS_PER_NODE="${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"

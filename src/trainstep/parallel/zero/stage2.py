@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainstep.parallel.clip import clip_grad_norm
 from trainstep.parallel.data.order import weakly
 from trainstep.parallel.data.protocol import DataParallel
+from trainstep.parallel.overflow import spread_overflow
 from trainstep.parallel.zero.stage1 import ShardedOptimizer
 
 _IN_FLIGHT = 2  # reductions under way at once: bounds the gradients held, hides the communication
@@ -26,6 +27,10 @@ class ShardedGradients(DataParallel):
 
     Several backwards before finish add up on the owners, whether or not inside `no_sync()`; inside it a rank
     holds whole gradients. Outside of it every backward must reach some parameter on every rank.
+
+    A gradient that is not finite on its owner makes one element NaN on every rank that owns a gradient, so that a
+    `torch.amp.GradScaler` skips the step on all of them and they keep one scale. (A rank that owns none needs torch's
+    `ShardedGradScaler`: the plain one insists on a gradient.)
 
     Args:
         module: see `DataParallel`, as for the other options.
@@ -140,6 +145,9 @@ class ShardedGradients(DataParallel):
             if id(parameter) in used or id(parameter) in self._kept:
                 parameter.grad = gradient
                 self._delivered.add(id(parameter))
+        own = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
+        with self._waiting():
+            spread_overflow(own, [], self._device, self._maximum)
         self._sums.clear()
         self._kept.clear()
         self._present_here.clear()

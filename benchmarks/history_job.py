@@ -14,8 +14,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.cases.registries import ROOT
+from benchmarks.commands.measuring import choose_device
 from benchmarks.measure.alternate import unpack_source
-from benchmarks.measure.provenance import git
+from benchmarks.measure.foreign import stamp_asv
+from benchmarks.measure.provenance import environment, git
 from benchmarks.measure.record import write_atomically
 
 LOCAL = ROOT / "results" / "local"
@@ -96,6 +98,8 @@ def measure_history(count: int) -> list[str]:
                 "--record-samples", "--launch-method", "forkserver", "--bench", HISTORY_CASES,
                 environment={"ASV_PYTHONPATH": str(source)},
             )  # fmt: skip
+        for path in result_files(commit):
+            stamp_asv(path, environment(choose_device("auto")))
     return [commit for commit in commits if result_files(commit)]
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import evidence, history
-from benchmarks.circumstances import differences
+from benchmarks.circumstances import breaks, pools
 from benchmarks.measure.record import Row
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
 from benchmarks.report.facts import contexts, facts_of
-from benchmarks.report.tables import ATTENTION_AREAS, frame
+from benchmarks.report.tables import frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -102,7 +102,7 @@ def trends(
 def _alike(rows: Sequence[Row]) -> list[Row]:
     """The newest row of a commit and those measured under the same circumstances."""
     newest = max(rows, key=lambda row: row.started_at)
-    return [row for row in rows if row is newest or not changes(row, newest)]
+    return [row for row in rows if row is newest or pools(row, newest)]
 
 
 def level(rows: Sequence[Row]) -> float | None:
@@ -151,29 +151,11 @@ def _comparable(trend: Trend, commits: Sequence[Commit]) -> list[dict[str, evide
         ok = [row for row in trend.rows[index] if row.status == "ok" and row.samples_seconds]
         found = evidence.seconds(ok)
         assert found is not None, "a trend's values come from the same evidence"
-        if before is None or changes(before, ok[0]):
+        if before is None or breaks(before, ok[0]):
             runs.append({})
         runs[-1][commits[index].sha] = found
         before = ok[0]
     return runs
-
-
-def changes(before: Row, after: Row) -> list[str]:
-    """Why two rows of a case do not compare, a text each: `differences`, and another host where the host's speed counts.
-
-    Machines of one name may be several hosts (`env["host"]`, a short hash), GPU machines often are. Only kernels timed
-    by the device itself do not depend on the host. Where a row does not say its host, nobody knows.
-    """
-    found = [text for text in differences(before, after) if not text.startswith("host ")]
-    gpu = after.env.get("device") == "cuda"
-    if gpu and after.case.split("/", 1)[0] in ATTENTION_AREAS:
-        return found
-    hosts = before.env.get("host"), after.env.get("host")
-    if None not in hosts and hosts[0] != hosts[1]:
-        found.insert(0, "other host")
-    elif hosts[0] != hosts[1] or (gpu and None in hosts and before.run != after.run):
-        found.insert(0, "perhaps another host")
-    return found
 
 
 def _certain(*sides: evidence.Evidence) -> bool:
@@ -236,7 +218,7 @@ def trend_chart(trend: Trend, commits: Sequence[Commit], taken: Sequence[str] = 
                 Point(x=x, y=None, note=f"{commits[index].label}\n{note}", status=row.status if row else None)
             )
             continue
-        if before is not None and (changed := changes(before, at[0])):
+        if before is not None and (changed := breaks(before, at[0])):
             points.append(Point(x=x - 0.5, y=None))  # breaks the line
             marks.append(Mark(x=x - 0.5, label="; ".join(changed), kind="environment"))
         before = at[0]

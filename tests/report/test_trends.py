@@ -174,8 +174,8 @@ def on_hosts(*hosts, case=STEP, env=GPU_ENV):
     ("hosts", "said"),
     [
         (("a", "b"), "other host"),
-        ((None, "b"), "perhaps another host"),
-        ((None, None), "perhaps another host"),
+        ((None, "b"), "host unknown"),
+        ((None, None), "host unknown"),
     ],
 )
 def test_another_host_is_marked_and_is_no_regression(hosts, said):

@@ -29,7 +29,7 @@ STATUS = {
 }
 # Times an alarm is measured again while the machine is too busy to tell.
 ATTEMPTS = 3
-# A range of suspects up to this long is measured again, commit by commit, to name one of them.
+# Up to this many commits are measured again, one beside the other, to name the one that made a regression.
 MOST_SUSPECTS = 8
 # What stands for the commit of rows from a tree that differs from every commit.
 WORK_TREE = "the work tree"
@@ -145,7 +145,9 @@ def compare(
             findings.append(Finding(kind="missing", case=case, allowed=yes, detail=detail))
     if remeasure is not None:
         findings = _confirmed(findings, _commit(current), remeasure)
-        findings = _narrowed(findings, remeasure)
+        line = [commit for commit, _ in history]
+        here = _commit(current) or WORK_TREE
+        findings = _named(findings, line if here in line else [*line, here], remeasure)
     findings = [_across_hosts(finding) for finding in findings]
     # Of what is not a regression, nobody is to blame.
     findings = [f if f.kind == "regressed" else replace(f, good=None, suspects=()) for f in findings]
@@ -370,34 +372,51 @@ def _across_hosts(finding: Finding) -> Finding:
     return replace(finding, kind="not_comparable" if finding.kind == "regressed" else "unchanged", detail=why)
 
 
-def _narrowed(findings: list[Finding], remeasure: Remeasure) -> list[Finding]:
-    """Measure the commits of each range of suspects, alternating, and name fewer where that shows the step."""
+def _named(findings: list[Finding], line: Sequence[str], remeasure: Remeasure) -> list[Finding]:
+    """Measure every commit since the best one again, alternating, and let those rows alone say where each confirmed
+    regression began.
+
+    The rows of a history were taken one commit after another: a busy spell that came with a commit stays with it.
+
+    Args:
+        line: commits up to the current one, oldest first.
+    """
     ranges: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:
-        if finding.confirmed and finding.good and 1 < len(finding.suspects) <= MOST_SUSPECTS:
-            cases = ranges.setdefault((finding.good, *finding.suspects), [])
+        if finding.confirmed and finding.suspects:
+            cases = ranges.setdefault(_since(finding, line), [])
             if finding.case not in cases:
                 cases.append(finding.case)
     for commits, cases in ranges.items():
-        last = commits[-1]
+        if not 2 < len(commits) <= MOST_SUSPECTS + 1:
+            continue  # nothing to choose from, or too much to measure
         sides = remeasure(cases, [None if name == WORK_TREE else name for name in commits])
         found = {name: _by_case(rows) for name, rows in zip(commits, sides, strict=True)}
         for place, finding in enumerate(findings):
-            if finding.case not in cases or (finding.good, *finding.suspects) != commits:
+            if not finding.confirmed or finding.case not in cases or _since(finding, line) != commits:
                 continue
             try:
                 past = {
-                    c: _evidence(_ok(rows.get(finding.case, ())), finding.metric) for c, rows in found.items()
+                    name: _evidence(_ok(rows.get(finding.case, ())), finding.metric)
+                    for name, rows in found.items()
                 }
             except NotFiniteError:
                 continue
-            before, after = past[commits[0]], past[last]
+            before, after = past[commits[0]], past[commits[-1]]
             if before is None or after is None:
                 continue
-            step, certain = blame(before, after, baseline=commits[0], current=last, past=past)
-            if step is not None and certain and set(step.suspects) < set(finding.suspects):
+            step, certain = blame(before, after, baseline=commits[0], current=commits[-1], past=past)
+            if step is not None and certain:
                 findings[place] = replace(finding, good=step.good, suspects=step.suspects)
     return findings
+
+
+def _since(finding: Finding, line: Sequence[str]) -> tuple[str, ...]:
+    """The commits from the best one to the current; the range of suspects where those are too many."""
+    every = tuple(line[line.index(finding.against) :]) if finding.against in line else ()
+    if 0 < len(every) <= MOST_SUSPECTS + 1 or not finding.good:
+        return every
+    return (finding.good, *finding.suspects)
 
 
 def _unsteady(sides: tuple[list[Row], list[Row]] | None) -> bool:

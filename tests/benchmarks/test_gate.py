@@ -296,14 +296,15 @@ def test_few_processes_say_so():
 
 
 class Remeasure:
-    """Answers with the rows it was given, and remembers what it was asked."""
+    """Answers with the rows it was given, the new ones for all commits but the first, and remembers what it was
+    asked."""
 
     def __init__(self, old, new):
         self.old, self.new, self.asked = old, new, []
 
     def __call__(self, cases, commits):
         self.asked.append((cases, commits))
-        return side(self.old, commit=commits[0]), side(self.new, commit=commits[1])
+        return [side(self.new if place else self.old, commit=c) for place, c in enumerate(commits)]
 
 
 def test_an_alarm_counts_when_it_shows_again():
@@ -456,6 +457,26 @@ def test_a_range_of_suspects_is_measured_again_to_name_one():
     assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
 
 
+def test_a_busy_spell_that_came_with_a_commit_does_not_name_it():
+    # In the rows the slowness began at the third commit; measured side by side it began at the second.
+    def again(cases, commits):
+        return [side({ONE: 10 if c == COMMITS[0] else 12}, commit=c) for c in commits]
+
+    past = history([10, 10.5, 15, 15])
+    (alone,) = compare(past[0][1], past[-1][1], history=past)
+    assert alone.suspects == (COMMITS[2],)
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.suspects == (COMMITS[1],) and finding.good == COMMITS[0]
+
+
+def test_too_many_commits_are_not_measured_again():
+    again = Remeasure({ONE: 10}, {ONE: 20})
+    commits = [f"{number:040x}" for number in range(12)]
+    past = [(c, side({ONE: 20 if n == 11 else 10}, commit=c)) for n, c in enumerate(commits)]
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert len(again.asked) == 1 and finding.suspects == (commits[11],)
+
+
 def test_a_range_that_shows_nothing_when_measured_again_stays():
     def again(cases, commits):
         if len(commits) == 2:
@@ -472,7 +493,10 @@ def test_a_range_that_shows_nothing_when_measured_again_stays():
 def test_a_busy_current_commit_gets_its_blame_once_it_is_confirmed():
     past = history([10, 10, 20])
     past.append((COMMITS[3], shaky(20, COMMITS[3])))
-    again = Remeasure({ONE: 10}, {ONE: 20})
+
+    def again(cases, commits):
+        return [side({ONE: 10 if c in COMMITS[:2] else 20}, commit=c) for c in commits]
+
     (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
     assert finding.kind == "regressed" and finding.suspects == (COMMITS[2],)
 
@@ -491,7 +515,7 @@ def test_a_mended_slowdown_is_no_regression():
 def test_confirmation_is_against_the_best_commit():
     again = Remeasure({ONE: 10}, {ONE: 15})
     assert gated([10, 20, 15], remeasure=again).confirmed is True
-    assert again.asked == [([ONE], [COMMITS[0], COMMITS[2]])]
+    assert again.asked == [([ONE], [COMMITS[0], COMMITS[2]]), ([ONE], COMMITS[:3])]
 
 
 def test_history_follows_a_rename():

@@ -185,20 +185,17 @@ def test_peak_study(capsys, tmp_path):
     assert "predicted 262656 bytes (0.25 MiB), measured 262656 bytes" in out
 
 
-def test_timeline_study_writes_snapshots_and_pictures(capsys, tmp_path):
+def timeline_study(capsys, pictures):
+    """Exit status and output of the timeline study of a tiny model."""
     status, out, _ = run(
-        capsys,
-        "memory",
-        "toy",
-        "--study",
-        "timeline",
-        "--context",
-        "16",
-        "--device",
-        "cpu",
-        "--pictures",
-        tmp_path,
-    )
+        capsys, "memory", "toy", "--study", "timeline", "--context", "16", "--device", "cpu",
+        "--pictures", pictures,
+    )  # fmt: skip
+    return status, out
+
+
+def test_timeline_study_writes_snapshots_and_pictures(capsys, tmp_path):
+    status, out = timeline_study(capsys, tmp_path)
     assert status == 0
     names = sorted(path.suffix for path in tmp_path.iterdir())
     assert names == [".pickle", ".pickle", ".png", ".png", ".svg", ".svg"]
@@ -227,19 +224,7 @@ def test_a_step_that_does_not_fit_is_recorded_with_every_block_checkpointed(monk
 def test_a_step_beyond_the_hosts_memory_is_not_recorded(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(table, "available_host_bytes", lambda: 1000)
     monkeypatch.setattr(table, "build", lambda *_: pytest.fail("built"))
-    status, out, _ = run(
-        capsys,
-        "memory",
-        "toy",
-        "--study",
-        "timeline",
-        "--context",
-        "16",
-        "--device",
-        "cpu",
-        "--pictures",
-        tmp_path,
-    )
+    status, out = timeline_study(capsys, tmp_path)
     assert status == 0
     assert out.count("out of memory of the host: asked for") == 2
     assert list(tmp_path.iterdir()) == []

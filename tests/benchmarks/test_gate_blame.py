@@ -1,0 +1,149 @@
+"""Which commit the gate names for a regression (field case R3)."""
+
+import pytest
+
+from benchmarks.gate import compare
+from tests.benchmarks.gate_rows import COMMITS, ONE, TWO, Remeasure, shaky, side
+from tests.benchmarks.rows import A, row
+
+
+def history(values):
+    return [
+        (commit, [] if value is None else side({ONE: value}, commit=commit))
+        for commit, value in zip(COMMITS, values, strict=False)
+    ]
+
+
+def gated(values, baseline=-2, **options):
+    past = history(values)
+    (finding,) = compare(past[baseline][1], past[-1][1], history=past, **options)
+    return finding
+
+
+def test_r3_ten_twenty_fifteen_is_fifty_percent_slower():
+    finding = gated([10, 20, 15])
+    assert finding.kind == "regressed" and finding.ratio == pytest.approx(1.5)
+    assert (finding.good, finding.suspects, finding.against) == (COMMITS[0], (COMMITS[1],), COMMITS[0])
+
+
+@pytest.mark.parametrize(
+    "values, suspects",
+    [
+        ([10, 20, 20, 20, 20], [1]),
+        ([10, None, 20, 20], [1, 2]),
+        ([10, 10, 10, 11.5], [3]),
+        ([10, 10, None, None, 12, 12], [2, 3, 4]),
+    ],
+)
+def test_r3_the_commit_or_the_range_is_named(values, suspects):
+    finding = gated(values, baseline=0)
+    assert finding.kind == "regressed" and finding.suspects == tuple(COMMITS[i] for i in suspects)
+
+
+def test_r3_a_regression_from_before_the_window_starts_at_index_0():
+    past = history([20, 20])
+    (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past)
+    assert finding.kind == "regressed" and finding.good is None and finding.suspects == (COMMITS[0],)
+    assert finding.against == A
+
+
+def processes(levels, commit):
+    """One process a level."""
+    return [row(ONE, (level,), process=i, commit=commit) for i, level in enumerate(levels)]
+
+
+def test_an_unsteady_commit_that_looks_slow_is_as_good_as_not_measured():
+    past = history([None, 10, 20, 20])
+    past[0] = (COMMITS[0], processes([10, 10, 10, 10, 16], COMMITS[0]))  # one busy process
+    past[1] = (COMMITS[1], shaky(15, COMMITS[1]))
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1], COMMITS[2])
+    past[1] = (COMMITS[1], shaky(10, COMMITS[1]))  # its best process is proof enough that it was fast
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+    past[1] = (COMMITS[1], shaky(20, COMMITS[1]))  # all its processes are beyond the busy one too
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)
+
+
+def test_a_range_of_suspects_is_measured_again_to_name_one():
+    levels = dict(zip(COMMITS, (10, 10, 20, 20), strict=False))
+    asked = []
+
+    def again(cases, commits):
+        asked.append(commits)
+        return [side({ONE: levels[commit]}, commit=commit) for commit in commits]
+
+    past = history([10, None, None, 20])
+    (alone,) = compare(past[0][1], past[-1][1], history=past)
+    assert alone.suspects == tuple(COMMITS[1:4])
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert asked == [[COMMITS[0], COMMITS[3]], COMMITS[:4]]
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_a_busy_spell_that_came_with_a_commit_does_not_name_it():
+    # In the rows the slowness began at the third commit; measured side by side it began at the second.
+    def again(cases, commits):
+        return [side({ONE: 10 if c == COMMITS[0] else 12}, commit=c) for c in commits]
+
+    past = history([10, 10.5, 15, 15])
+    (alone,) = compare(past[0][1], past[-1][1], history=past)
+    assert alone.suspects == (COMMITS[2],)
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.suspects == (COMMITS[1],) and finding.good == COMMITS[0]
+
+
+def test_too_many_commits_are_not_measured_again():
+    again = Remeasure({ONE: 10}, {ONE: 20})
+    commits = [f"{number:040x}" for number in range(12)]
+    past = [(c, side({ONE: 20 if n == 11 else 10}, commit=c)) for n, c in enumerate(commits)]
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert len(again.asked) == 1 and finding.suspects == (commits[11],)
+
+
+def test_a_range_that_shows_nothing_when_measured_again_stays():
+    def again(cases, commits):
+        if len(commits) == 2:
+            return [
+                side({ONE: level}, commit=commit) for commit, level in zip(commits, (10, 20), strict=True)
+            ]
+        return [side({ONE: 10}, commit=commit) for commit in commits]
+
+    past = history([10, None, 20])
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.confirmed and finding.suspects == tuple(COMMITS[1:3])
+
+
+def test_a_busy_current_commit_gets_its_blame_once_it_is_confirmed():
+    past = history([10, 10, 20])
+    past.append((COMMITS[3], shaky(20, COMMITS[3])))
+
+    def again(cases, commits):
+        return [side({ONE: 10 if c in COMMITS[:2] else 20}, commit=c) for c in commits]
+
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert finding.kind == "regressed" and finding.suspects == (COMMITS[2],)
+
+
+def test_a_dirty_tree_is_blamed_after_its_commit():
+    past = history([10, 10])
+    (finding,) = compare(past[0][1], side({ONE: 20}, commit=COMMITS[1], dirty=True), history=past)
+    assert finding.suspects == ("the work tree",)
+
+
+def test_a_mended_slowdown_is_no_regression():
+    assert gated([10, 20, 10]).kind == "improved"
+    assert gated([10, 20, 10], baseline=0).kind == "unchanged"
+
+
+def test_confirmation_is_against_the_best_commit():
+    again = Remeasure({ONE: 10}, {ONE: 15})
+    assert gated([10, 20, 15], remeasure=again).confirmed is True
+    assert again.asked == [([ONE], [COMMITS[0], COMMITS[2]]), ([ONE], COMMITS[:3])]
+
+
+def test_history_follows_a_rename():
+    past = [(COMMITS[0], side({TWO: 10}, commit=COMMITS[0])), *history([None, 20, 20])[1:]]
+    (finding,) = compare(past[0][1], past[-1][1], history=past, was={ONE: (TWO,)})
+    assert finding.kind == "regressed" and finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)

@@ -227,7 +227,7 @@ def _prepare(one: Case, device: str) -> Prepared:
             )
         ),
         check=lambda: check(
-            one.target, one.dtype, device, one.phase, shape["N"] // shape["K"], shape["H"], shape["mask"], shape.get("window")
+            one.target, one.dtype, device, one.phase != "forward", shape["N"] // shape["K"], shape["H"], shape["mask"], shape.get("window")
         ),
         metrics=metrics,
     )  # fmt: skip
@@ -238,13 +238,13 @@ def check(
     target: str,
     dtype_name: str,
     device: str,
-    phase: str,
+    gradients: bool,
     group: int,
     head_dim: int,
     mask: str,
     window: int | None,
 ) -> Check:
-    """Compare outputs (and gradients, unless forward) with the reference in float64, at a short length.
+    """Compare outputs (and gradients where wanted) with the reference in float64, at a short length.
 
     The error returned is the largest share of its budget over all compared tensors, so its budget is 1.
     """
@@ -277,7 +277,7 @@ def check(
     def results(function: Callable[..., Any], cast: Any) -> list[Any]:
         inputs = [tensor.detach().to(cast).requires_grad_() for tensor in (q, k, v)]
         output = function(*inputs, **_options(shape))
-        if phase == "forward":
+        if not gradients:
             return [output.detach()]
         return [output.detach(), *torch.autograd.grad(output, inputs, upstream.to(cast))]
 

@@ -196,7 +196,12 @@ def _prepare(one: Case, device: str) -> Prepared:
                 function(*detached, **options)
 
     elif one.phase == "backward":
-        output = function(q, k, v, **options)
+        import torch._functorch.config
+
+        # torch.compile's backward may write into what forward saved, or take such code out of its cache on disk, where
+        # forward_backward left it; it then refuses to keep the graph. This is the switch that its refusal names.
+        with torch._functorch.config.patch(donated_buffer=False):
+            output = function(q, k, v, **options)
         if device == "cuda":
             held = torch.cuda.memory_allocated()
             metrics = lambda: {"memory_before_backward": {"value": held, "unit": "byte", "better": "lower"}}  # noqa: E731

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
 from benchmarks.measure.clock import event_clock
-from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
+from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release_cell
 from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
 from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent
 from benchmarks.measure.sampling import Policy, take_samples
@@ -67,7 +67,7 @@ def measure(
         return Outcome(status="skipped", reason=reason)
     made: Prepared | None = None
     try:
-        release(device)
+        release_cell(device)
         made = prepare(case, device)
         metrics = work_metrics(made.work)
         check: dict[str, float | None] | None = None
@@ -108,7 +108,7 @@ def measure(
         # The traceback's frames would hold the failed cell's tensors until the next exception.
         _close(made)
         made = None
-        release(device)
+        release_cell(device)
 
 
 def _close(made: Prepared | None) -> None:

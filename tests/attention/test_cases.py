@@ -61,3 +61,30 @@ def test_tiled_is_a_row_with_a_reason_where_a_call_takes_seconds():
     outcome = measure(table.case("tiled", "forward", queries=16384, head_dim=64), "cpu", Policy())
     assert outcome.status == "skipped"
     assert outcome.reason == "tiled launches its kernels tile by tile: not timed beyond 4096 queries"
+
+
+def test_gradients_are_checked_once_for_both_phases_that_have_them():
+    table.check.cache_clear()
+    for phase in table.PHASES:
+        prepared = table.prepare(table.case("sdpa", phase, queries=16, head_dim=16, dtype="fp32"), "cpu")
+        assert prepared.check().green
+        prepared.close()
+    assert table.check.cache_info().misses == 2  # without gradients, and with
+
+
+def test_a_graph_that_is_kept_gives_no_buffer_away(monkeypatch):
+    # Compiled code that wrote into what was saved for backward refuses to run backward twice.
+    import torch._functorch.config as config
+
+    seen = []
+
+    def function(q, k, v, **options):
+        seen.append(config.donated_buffer)
+        return q * k * v
+
+    monkeypatch.setattr(table, "_function", lambda *arguments, **wanted: function)
+    for phase in ("backward", "forward_backward"):
+        prepared = table.prepare(table.case("sdpa", phase, queries=16, head_dim=16, dtype="fp32"), "cpu")
+        prepared.run()
+        prepared.close()
+    assert seen == [False, True]

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from benchmarks.measure import memory
 from benchmarks.measure.memory import (
     HostMemoryError,
     PeakMeter,
@@ -14,6 +15,7 @@ from benchmarks.measure.memory import (
     is_out_of_memory,
     read_out_of_memory,
     release,
+    release_cell,
     size_text,
 )
 
@@ -104,6 +106,66 @@ def test_sizes_in_words():
         "1.50 GiB",
         "3.00 TiB",
     ]
+
+
+class _Cell:
+    """Refers to itself, so that only a collection takes it."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.fixture
+def allocated(monkeypatch):
+    """A CUDA allocator that holds what the test says, and a collector left as it was found."""
+    held = {"bytes": 0}
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held["bytes"])
+    monkeypatch.setattr(memory, "_empty_caches", lambda: None)
+    monkeypatch.setattr(memory, "_surviving_bytes", None)
+    yield held
+    gc.unfreeze()
+
+
+def test_release_of_a_cell_collects_its_cycles_and_looks_no_more_at_what_survived(allocated):
+    release_cell("cuda")
+    dead = _Cell()
+    known = weakref.ref(dead)
+    del dead
+    gc.disable()
+    try:
+        release_cell("cuda")
+        assert known() is None
+        assert gc.get_freeze_count() > 10_000  # every module of this process
+        assert len(gc.get_objects()) < 5_000  # what the next collection will look at
+    finally:
+        gc.enable()
+
+
+def test_release_of_a_cell_looks_at_everything_when_device_memory_is_left_over(allocated):
+    late = _Cell()
+    known = weakref.ref(late)
+    release_cell("cuda")
+    del late  # survived, hence frozen, and died since
+    release_cell("cuda")
+    assert known() is not None
+    allocated["bytes"] = 2**21
+    release_cell("cuda")
+    assert known() is None
+    assert memory._surviving_bytes == 2**21
+
+
+def test_release_collects_what_a_cell_froze(allocated):
+    late = _Cell()
+    known = weakref.ref(late)
+    release_cell("cuda")
+    del late
+    release("cuda")
+    assert known() is None
+
+
+def test_release_of_a_cell_freezes_nothing_on_a_cpu():
+    release_cell("cpu")
+    assert gc.get_freeze_count() == 0
 
 
 def test_release_collects_cycles():

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import cases as tables
 from benchmarks.cases.case import Case, Prepared, Work
-from benchmarks.measure.clock import event_clock
+from benchmarks.measure.clock import EventClock
 from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release_cell
 from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
 from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent
@@ -52,7 +52,7 @@ def work_metrics(work: Work) -> dict[str, dict[str, Any]]:
 
 def clock_name(clock: Callable[..., float]) -> str:
     """What takes the samples: "events" of the device, in which the host has no part, or the "host"."""
-    return "events" if clock is event_clock else "host"
+    return "events" if isinstance(clock, EventClock) else "host"
 
 
 def measure(

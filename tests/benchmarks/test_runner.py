@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.cases.case import Case, Check, Prepared, Work
 from benchmarks.commands.measuring import status_of
-from benchmarks.measure.clock import event_clock, host_clock
+from benchmarks.measure.clock import EventClock, host_clock
 from benchmarks.measure.record import Row, RunWriter, load
 from benchmarks.measure.sampling import Policy
 from benchmarks.runner import clock_name, measure, run_cases
@@ -127,7 +127,7 @@ def test_an_interruption_keeps_the_rows_and_the_next_run_resumes(tmp_path):
     assert len(load([tmp_path])[0]) == 4
 
 
-@pytest.mark.parametrize(("clock", "name"), [(event_clock, "events"), (host_clock("cpu"), "host")])
+@pytest.mark.parametrize(("clock", "name"), [(EventClock(), "events"), (host_clock("cpu"), "host")])
 def test_rows_say_what_took_their_samples(clock, name):
     assert clock_name(clock) == name
 

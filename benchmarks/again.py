@@ -65,13 +65,17 @@ class Judgement:
         """The last good commit and those that may have made it.
 
         Args:
-            alone: what the rows of the history say of it, which counts where no round named a commit.
+            alone: what the rows of the history say of it, which counts where no round named a commit and it is about
+                commits after the best one.
             question: see `Round`.
             line: commits in first-parent order. Where not even the history says anything, it was one of those between.
         """
         if self.step is not None:
             return self.step.good, self.step.suspects
-        return alone if alone[1] else (question[0], tuple(_between(line, question)[1:]))
+        between = _between(line, question)[1:]
+        return (
+            alone if alone[1] and set(between or alone[1]) >= set(alone[1]) else (question[0], tuple(between))
+        )
 
 
 def judge(

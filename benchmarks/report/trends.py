@@ -150,13 +150,15 @@ def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[
             best, said = confirmed[0], judged[confirmed[0]]
             alone = (step.good, step.suspects) if step else (None, ())
             _, suspects = said.blamed(alone, (best, line[-1]), line)
-            answer = {"ratio": evidence.ratio(said.before, said.after), "sure": True}
+            answer = {"ratio": evidence.ratio(said.before, said.after), "sure": True, "again": True}
         elif step is None or not certain or any(_spans(best, step, line) for best in judged):
             continue
         else:
             suspects = step.suspects
-            sure_ = all(side.enough and side.steady for side in (step.before, step.after, after))
-            answer = {"ratio": evidence.ratio(step.before, after), "sure": sure_}
+            answer = {
+                "ratio": evidence.ratio(step.before, after),
+                "sure": _certain(step.before, step.after, after),
+            }
         where = {"machine": trend.machine, "case": trend.case, "suite": trend.suite}
         answers.append({**where, "commits": list(suspects), **answer})
     return answers
@@ -181,7 +183,9 @@ def judgements(trend: Trend, commits: Sequence[Commit]) -> dict[str, Judgement]:
 
     Rows taken since, of either commit, are a new question.
     """
-    line = [commit.sha for commit in commits[: max(trend.values) + 1]]
+    line = [commit.sha for commit in commits[: max(trend.values, default=-1) + 1]]
+    if not line:
+        return {}
     position = {sha: index for index, sha in enumerate(line)}
     rounds = kept(trend.again, line[-1])
     began = min((row.started_at for one in rounds for side in one.sides for row in side), default="")
@@ -221,6 +225,10 @@ def _comparable(trend: Trend, commits: Sequence[Commit]) -> list[dict[str, evide
     return runs
 
 
+def _certain(*sides: evidence.Evidence) -> bool:
+    return all(side.enough and side.steady for side in sides)
+
+
 def _steps(trend: Trend, commits: Sequence[Commit]) -> list[tuple[int, str]]:
     """Every certain change of level, for better or worse, with the position of the commit that shows it.
 
@@ -228,17 +236,12 @@ def _steps(trend: Trend, commits: Sequence[Commit]) -> list[tuple[int, str]]:
     """
     position = {commit.sha: index for index, commit in enumerate(commits)}
     order = [commit.sha for commit in commits]
-    told = (
-        min((position[best] for best in judgements(trend, commits)), default=len(order))
-        if trend.values
-        else 0
-    )
+    told = min((position[best] for best in judgements(trend, commits)), default=len(order))
     return [
         (position[step.suspects[-1]], change(evidence.ratio(step.before, step.after)))
         for known in _comparable(trend, commits)
         for step in history.steps(order, known, worse=evidence.worse)
-        if all(side.enough and side.steady for side in (step.before, step.after))
-        and not (step.worse and position[step.suspects[-1]] > told)
+        if _certain(step.before, step.after) and not (step.worse and position[step.suspects[-1]] > told)
     ]
 
 
@@ -257,8 +260,12 @@ def sure(finding: Mapping[str, Any]) -> bool:
 
 
 def verdict(finding: Mapping[str, Any]) -> str:
-    """A finding in words: "15% slower", or "possibly 40% slower" where too little was measured."""
-    return ("" if sure(finding) else "possibly ") + change(finding["ratio"])
+    """A finding in words: "15% slower", or "possibly 40% slower" where too little was measured.
+
+    Of one that was measured again it says so: the ratio is then another than the trend's last over its best.
+    """
+    words = ("" if sure(finding) else "possibly ") + change(finding["ratio"])
+    return f"{words} side by side" if finding.get("again") else words
 
 
 def change(ratio: float | None) -> str:

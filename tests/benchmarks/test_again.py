@@ -181,7 +181,7 @@ def test_kept_rows_say_what_they_are_and_stand_in_no_table(gate):
     assert latest(rows) == [] and {f.row.suite for f in latest(gate.rows())} == {"asv"}
     assert len(trends(gate.rows(), LINE)) == 1
     page = build_page(gate.rows(), is_peer=lambda *_: False, commits=LINE, findings=gate.page())
-    assert re.search(r"15% slower", page.html)
+    assert re.search(r"15% slower side by side", page.html)
     build_page(rows, is_peer=lambda *_: False, commits=LINE)
 
 
@@ -211,3 +211,11 @@ def test_a_round_that_lost_a_side_is_none(gate):
     next(path for path in gate.paths if path.parent.name == COMMITS[1]).unlink()
     rows = [r for r in gate.rows() if r.suite == AGAIN]
     assert [one.commits for one in kept(rows, COMMITS[3])] == [(COMMITS[0], COMMITS[3])]
+
+
+def test_what_the_rows_suspect_before_the_best_that_was_measured_again_is_not_blamed(gate):
+    # Confirmed beside the third commit alone, while the rows suspect the second, slower than the first.
+    past = [PAST[0], *((sha, processes((12, 12, 12, 12, 12), sha)) for sha in COMMITS[1:3]), PAST[3]]
+    finding = gate.run(past[2:], levels=dict(zip(COMMITS, (10, 12, 12, 15), strict=False)))
+    assert finding.against == COMMITS[2] and finding.suspects == (COMMITS[3],)
+    assert [f["commits"] for f in gate.page(past)] == [[COMMITS[3]]]

@@ -22,7 +22,8 @@ def blame(
         after: at the current commit.
         baseline: the baseline's commit.
         current: the current commit, or a name for a dirty tree.
-        past: commits up to the current one in first-parent order, None where one has no result.
+        past: commits up to the current one in first-parent order, None where one has no result; the baseline among
+            them has at least `before`.
 
     Returns:
         the step, None when nothing is worse; and whether that is certain. It is not where the machine was too
@@ -46,7 +47,8 @@ def _search(
 ) -> Step[Evidence] | None:
     # The same commit may be on both sides, from two files: then its older rows are no part of the series.
     commits = [commit for commit in past if commit != current]
-    results = _sure({commit: value for commit in commits if (value := past[commit])})
+    known = {commit: past[commit] or (before if commit == baseline else None) for commit in commits}
+    results = _sure({commit: value for commit, value in known.items() if value})
     inside = baseline in results
     later: Sequence[str] = commits[commits.index(baseline) + 1 :] if inside and baseline else commits
     results[current] = after

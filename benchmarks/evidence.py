@@ -22,7 +22,7 @@ catches.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -157,6 +157,27 @@ def metric(rows: Iterable[Row], name: str) -> Evidence | None:
         unit=unit,
         rule=rule,
     )
+
+
+def of(rows: Iterable[Row], name: str) -> Evidence | None:
+    """The seconds or a metric over those rows of one commit that are ok; None where there are none.
+
+    Raises:
+        NotFiniteError: see `seconds` and `metric`.
+    """
+    ok = [row for row in rows if row.status == "ok"]
+    if not ok:
+        return None
+    return seconds(ok) if name == "seconds" else metric(ok, name)
+
+
+def by_commit(rows: Mapping[str, Iterable[Row]], name: str) -> dict[str, Evidence | None]:
+    """`of` each commit's rows.
+
+    Raises:
+        NotFiniteError: see `of`.
+    """
+    return {commit: of(found, name) for commit, found in rows.items()}
 
 
 def rule_of_times(row: Row) -> Rule:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks import evidence
+from benchmarks.again import Judgement, Round, judge
 from benchmarks.blame import blame
 from benchmarks.circumstances import differences, other_host, pools
 from benchmarks.evidence import Evidence, NotFiniteError
@@ -144,10 +145,12 @@ def compare(
             detail = "allowed to be missing" if yes else "measured in the baseline, absent now"
             findings.append(Finding(kind="missing", case=case, allowed=yes, detail=detail))
     if remeasure is not None:
-        findings = _confirmed(findings, _commit(current), remeasure)
         line = [commit for commit, _ in history]
         here = _commit(current) or WORK_TREE
-        findings = _named(findings, line if here in line else [*line, here], remeasure)
+        again = _Again(
+            here=here, line=line if here in line else [*line, here], remeasure=remeasure, rounds=[]
+        )
+        findings = _named(_confirmed(findings, again), again)
     findings = [_across_hosts(finding) for finding in findings]
     # Of what is not a regression, nobody is to blame.
     findings = [f if f.kind == "regressed" else replace(f, good=None, suspects=()) for f in findings]
@@ -239,8 +242,8 @@ def _quantities(
     found = []
     for name in names:
         try:
-            before, after = _evidence(old, name), _evidence(new, name)
-            series = {commit: _evidence(rows, name) for commit, rows in past.items()}
+            before, after = evidence.of(old, name), evidence.of(new, name)
+            series = evidence.by_commit(past, name)
         except NotFiniteError:
             found.append(Finding(kind="failed", case=case, metric=name, detail="not a finite number"))
             continue
@@ -262,12 +265,6 @@ def _quantities(
         # A host changes times, never bytes.
         found.append(replace(finding, elsewhere=elsewhere and after.rule is not evidence.COUNT))
     return found
-
-
-def _evidence(rows: Sequence[Row], name: str) -> Evidence | None:
-    if not rows:
-        return None
-    return evidence.seconds(rows) if name == "seconds" else evidence.metric(rows, name)
 
 
 def _quantity(
@@ -331,33 +328,51 @@ def _doubts(before: Evidence, after: Evidence) -> str:
     )
 
 
-def _confirmed(findings: list[Finding], commit: str | None, remeasure: Remeasure) -> list[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class _Again:
+    """What was measured again in this comparison: the commits up to the current one, oldest first, and the rounds."""
+
+    here: str
+    line: Sequence[str]
+    remeasure: Remeasure
+    rounds: list[Round]
+
+    def measure(self, cases: list[str], commits: Sequence[str]) -> None:
+        """One more round."""
+        sides = self.remeasure(cases, [None if name == WORK_TREE else name for name in commits])
+        self.rounds.append(Round(commits=tuple(commits), sides=tuple(tuple(rows) for rows in sides)))
+
+    def judgement(self, case: str, metric: str, against: str | None) -> Judgement | None:
+        """What the rounds so far say."""
+        return judge(self.rounds, case, metric, (against or "", self.here), self.line)
+
+
+def _confirmed(findings: list[Finding], again: _Again) -> list[Finding]:
     """Measure what regressed or may have again, both commits alternating, and keep the alarms that show
     again.
 
     Where the machine was too busy to tell, once and twice more, with all the re-measured processes together.
     """
+
+    def unsteady(case: str, against: str) -> bool:
+        said = again.judgement(case, "seconds", against)
+        return said is not None and not (said.before.steady and said.after.steady)
+
     open_: dict[str, list[str]] = {}
     for finding in findings:
         if (finding.kind == "regressed" or finding.doubtful) and finding.against is not None:
             cases = open_.setdefault(finding.against, [])
             if finding.case not in cases:
                 cases.append(finding.case)
-    again: dict[tuple[str, str], tuple[list[Row], list[Row]]] = {}
     for _ in range(ATTEMPTS):
         for against, cases in open_.items():
-            sides = remeasure(cases, [against, commit]) if cases else ((), ())
-            for side, rows in enumerate(sides):
-                for row in rows:
-                    again.setdefault((against, row.case), ([], []))[side].append(row)
+            if cases:
+                again.measure(cases, [against, again.here])
         open_ = {
-            against: [case for case in cases if _unsteady(again.get((against, case)))]
-            for against, cases in open_.items()
+            against: [case for case in cases if unsteady(case, against)] for against, cases in open_.items()
         }
     return [
-        _after(f, *again.get((f.against, f.case), ([], [])))
-        if (f.kind == "regressed" or f.doubtful) and f.against
-        else f
+        _after(f, again) if (f.kind == "regressed" or f.doubtful) and f.against is not None else f
         for f in findings
     ]
 
@@ -372,83 +387,70 @@ def _across_hosts(finding: Finding) -> Finding:
     return replace(finding, kind="not_comparable" if finding.kind == "regressed" else "unchanged", detail=why)
 
 
-def _named(findings: list[Finding], line: Sequence[str], remeasure: Remeasure) -> list[Finding]:
+def _named(findings: list[Finding], again: _Again) -> list[Finding]:
     """Measure every commit since the best one again, alternating, and let those rows alone say where each confirmed
-    regression began.
-
-    The rows of a history were taken one commit after another: a busy spell that came with a commit stays with it.
-
-    Args:
-        line: commits up to the current one, oldest first.
-    """
+    regression began."""
+    findings = [_blamed(finding, again) for finding in findings]
     ranges: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:
         if finding.confirmed and finding.suspects:
-            cases = ranges.setdefault(_since(finding, line), [])
+            cases = ranges.setdefault(_since(finding, again), [])
             if finding.case not in cases:
                 cases.append(finding.case)
     for commits, cases in ranges.items():
-        if not 2 < len(commits) <= MOST_SUSPECTS + 1:
-            continue  # nothing to choose from, or too much to measure
-        sides = remeasure(cases, [None if name == WORK_TREE else name for name in commits])
-        found = {name: _by_case(rows) for name, rows in zip(commits, sides, strict=True)}
-        for place, finding in enumerate(findings):
-            if not finding.confirmed or finding.case not in cases or _since(finding, line) != commits:
-                continue
-            try:
-                past = {
-                    name: _evidence(_ok(rows.get(finding.case, ())), finding.metric)
-                    for name, rows in found.items()
-                }
-            except NotFiniteError:
-                continue
-            before, after = past[commits[0]], past[commits[-1]]
-            if before is None or after is None:
-                continue
-            step, certain = blame(before, after, baseline=commits[0], current=commits[-1], past=past)
-            if step is not None and certain:
-                findings[place] = replace(finding, good=step.good, suspects=step.suspects)
-    return findings
+        if len(commits) > 2:
+            again.measure(cases, commits)
+    return [_blamed(finding, again) for finding in findings]
 
 
-def _since(finding: Finding, line: Sequence[str]) -> tuple[str, ...]:
-    """The commits from the best one to the current; the range of suspects where those are too many."""
-    every = tuple(line[line.index(finding.against) :]) if finding.against in line else ()
-    if 0 < len(every) <= MOST_SUSPECTS + 1 or not finding.good:
+def _blamed(finding: Finding, again: _Again) -> Finding:
+    """A confirmed finding with the commits that may have made it."""
+    said = again.judgement(finding.case, finding.metric, finding.against) if finding.confirmed else None
+    if said is None or finding.against is None:
+        return finding
+    alone = finding.good, finding.suspects
+    good, suspects = said.blamed(alone, (finding.against, again.here), again.line)
+    return replace(finding, good=good, suspects=suspects)
+
+
+def _since(finding: Finding, again: _Again) -> tuple[str, ...]:
+    """The commits to measure beside one another: all from the best to the current one or, where those are too many,
+    the suspects with the commit before them; only both ends where there is nothing to choose from, or too much."""
+    best = finding.against or ""
+    every = tuple(again.line[again.line.index(best) :]) if best in again.line else ()
+    if 0 < len(every) <= MOST_SUSPECTS + 1:
         return every
-    return (finding.good, *finding.suspects)
+    between = [name for name in (finding.good, *finding.suspects) if name not in (None, best, again.here)]
+    chosen = (best, *(name for name in between if name is not None), again.here)
+    return chosen if 1 < len(finding.suspects) <= MOST_SUSPECTS and finding.good else (best, again.here)
 
 
-def _unsteady(sides: tuple[list[Row], list[Row]] | None) -> bool:
-    if sides is None:
-        return False
-    try:
-        found = [_evidence(_ok(rows), "seconds") for rows in sides]
-    except NotFiniteError:
-        return False
-    return all(found) and not all(value is None or value.steady for value in found)
-
-
-def _after(finding: Finding, old: Sequence[Row], new: Sequence[Row]) -> Finding:
+def _after(finding: Finding, again: _Again) -> Finding:
     """The finding once both sides were measured again."""
-    try:
-        before, after = _evidence(_ok(old), finding.metric), _evidence(_ok(new), finding.metric)
-    except NotFiniteError:
-        before = after = None
-    if before is None or after is None:
-        reason = next((row.reason for row in (*old, *new) if row.reason), "no rows")
+    said = again.judgement(finding.case, finding.metric, finding.against)
+    if said is None:
+        question = finding.against, again.here
+        sides = [
+            one.of(finding.case, place)
+            for one in again.rounds
+            if one.question == question
+            for place in (0, -1)
+        ]
+        reason = next((row.reason for rows in sides for row in rows if row.reason), "no rows")
         return replace(finding, detail=_join(finding.detail, f"not measured again: {reason}"))
-    factor = evidence.ratio(before, after)
-    said = "from zero" if factor is None else f"x{factor:.3g}"
-    if evidence.worse(before, after):
+    factor = evidence.ratio(said.before, said.after)
+    shown = "from zero" if factor is None else f"x{factor:.3g}"
+    if said.confirmed:
         return replace(
-            finding, kind="regressed", confirmed=True, detail=_join(finding.detail, f"{said} measured again")
+            finding, kind="regressed", confirmed=True, detail=_join(finding.detail, f"{shown} measured again")
         )
     if finding.doubtful:
         return replace(
-            finding, confirmed=False, detail=_join(f"{said} measured again", _doubts(before, after))
+            finding,
+            confirmed=False,
+            detail=_join(f"{shown} measured again", _doubts(said.before, said.after)),
         )
     seen = "from zero" if finding.ratio is None else f"x{finding.ratio:.3g}"
-    detail = f"alarm not confirmed: {seen} in the rows, {said} measured again, alternating"
-    detail = _join(detail, _doubts(before, after))
+    detail = f"alarm not confirmed: {seen} in the rows, {shown} measured again, alternating"
+    detail = _join(detail, _doubts(said.before, said.after))
     return replace(finding, kind="unchanged", confirmed=False, detail=detail)

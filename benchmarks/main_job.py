@@ -1,7 +1,7 @@
 """The main job, `python -m benchmarks.main_job`: from a clone to a page in a few minutes on two cores.
 
-Smoke tier through pytest-benchmark, asv history of small cases over the last commits, the gate between the last
-two, tables beside the peers, and the page, whose path is the last line. Everything stays in git-ignored places.
+Smoke tier through pytest-benchmark, asv history of small cases over the last commits, the gate on the last
+of them, tables beside the peers, and the page, whose path is the last line. Everything stays in git-ignored places.
 Exit status: the first of pytest's, the gate's and the report's that is not 0.
 """
 

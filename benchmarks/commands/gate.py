@@ -4,12 +4,14 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from benchmarks.again import Round
     from benchmarks.gate import Finding, Remeasure
     from benchmarks.measure.record import Row
 
@@ -36,7 +38,8 @@ def gate(
     comparable.
 
     The lowest that applies; 2 for usage errors. An alarm is measured again only where this machine is the one
-    that the rows are from; elsewhere the rows decide and the table says so.
+    that the rows are from; elsewhere the rows decide and the table says so. What was measured again is kept beside
+    the other results, for the page; where it cannot be, the answer is the same.
     """
     from benchmarks.cases import every_case
     from benchmarks.gate import compare, exit_status
@@ -44,17 +47,23 @@ def gate(
     if history < 0:
         raise ValueError(f"history must not be negative, got {history}")
     before, after = _side(baseline, machine), _side(current, machine)
+    rounds: list[Round] = []
     findings = compare(
         before.rows,
         after.rows,
         was={case.id: case.was for case in every_case() if case.was},
         allow_missing=allow_missing,
-        remeasure=_remeasure(after.rows) if remeasure else None,
+        remeasure=_remeasure(after.rows, rounds) if remeasure else None,
         history=_history(after, machine, history),
     )
     status = exit_status(findings)
     _print(findings, before, after)
     print(_summary(findings, status))
+    if rounds:
+        try:
+            _keep(rounds, after.rows[0].machine, machine)
+        except ValueError as error:
+            print(f"what was measured again is not kept for the page: {error}", file=sys.stderr)
     return status
 
 
@@ -88,15 +97,19 @@ def _side(text: str, machine: str | None) -> Side:
 
 
 def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
-    """Rows of files; a damaged one is named and skipped, unless it is the very file that was asked for."""
-    from benchmarks.measure.record import load
+    """Rows of files; a damaged one is named and skipped, unless it is the very file that was asked for.
+
+    What a gate measured again answered that gate's question. It is no result of its commit's, and this gate measures
+    anew.
+    """
+    from benchmarks.measure.record import AGAIN, load
 
     rows, problems = load(paths)
     if named and problems:
         raise ValueError(problems[0].replace(": skipped, damaged: ", " is damaged: "))
     for problem in problems:
         print(problem, file=sys.stderr)
-    return rows
+    return [row for row in rows if row.suite != AGAIN]
 
 
 def _rows_at(commit: str, machine: str | None) -> "list[Row]":
@@ -109,23 +122,37 @@ def _rows_at(commit: str, machine: str | None) -> "list[Row]":
 
 
 def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
-    """Rows of the commits up to the current one, oldest first; none where git does not know it."""
+    """Rows of the commits up to the current one, oldest first, asv's among them; none where git does not know it.
+
+    Only rows of the series that is gated count: `compare` sees to it.
+    """
     from benchmarks.history import first_parent
     from benchmarks.measure.record import RESULTS, destination
 
-    if after.commit is None or count == 0:
+    # A commit that changed only text has the rows of the one before it.
+    here = after.rows[0].commit if after.rows else after.commit
+    if here is None or count == 0:
         return []
     try:
-        commits = first_parent(ROOT, after.commit, count + 1)
+        commits = first_parent(ROOT, here, count + 1)
     except ValueError:
         return []
-    places = {commit: destination(machine, commit, ROOT / RESULTS) for commit in commits}
-    found = {commit: _load([place]) if place.is_dir() else [] for commit, place in places.items()}
-    return list({**found, after.commit: list(after.rows)}.items())
+    asv = ROOT / RESULTS / ("local/asv/local" if machine is None else f"asv/{machine}")
+    found = {}
+    for commit in commits:
+        place = destination(machine, commit, ROOT / RESULTS)
+        found[commit] = _load(
+            [*([place] if place.is_dir() else []), *sorted(asv.glob(f"{commit[:8]}-*.json"))]
+        )
+    return list({**found, here: list(after.rows)}.items())
 
 
-def _remeasure(rows: "Sequence[Row]") -> "Remeasure | None":
-    """The alternating runner, when the rows are this machine's; None when they are another's."""
+def _remeasure(rows: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":
+    """The alternating runner, when the rows are this machine's; None when they are another's.
+
+    What it measures between commits is put into `rounds`; a work tree that differs from them is no history.
+    """
+    from benchmarks.again import Round
     from benchmarks.measure.alternate import alternate
     from benchmarks.measure.provenance import head_commit
 
@@ -144,9 +171,34 @@ def _remeasure(rows: "Sequence[Row]") -> "Remeasure | None":
             def progress(done: int, total: int) -> None:
                 status.update(f"measuring {len(case_ids)} again at {names}: process {done + 1} of {total}")
 
-            return alternate(ROOT, commits, case_ids, device=device, progress=progress)
+            sides = alternate(ROOT, commits, case_ids, device=device, progress=progress)
+        named = tuple(commit for commit in commits if commit is not None)
+        if len(named) == len(commits):
+            rounds.append(Round(commits=named, sides=tuple(tuple(rows) for rows in sides)))
+        return sides
 
     return again
+
+
+def _keep(rounds: "Sequence[Round]", measured: str, machine: str | None) -> None:
+    """File what was measured again: with a machine's other rows where it was gated by name, else in results/local.
+
+    Raises:
+        ValueError: a place cannot be written; nothing is, then.
+    """
+    from benchmarks.again import keep
+    from benchmarks.measure.provenance import provenance
+    from benchmarks.measure.record import RESULTS, destination
+
+    # As for every published row, the ruler must be a commit's.
+    published = machine == measured and not provenance(ROOT).dirty
+    keep(
+        rounds,
+        run=f"gate-{datetime.now(UTC):%Y%m%dT%H%M%S%f}",
+        machine=measured,
+        directory=lambda commit: destination(machine if published else None, commit, ROOT / RESULTS),
+        published=published,
+    )
 
 
 def _device_here(row: "Row") -> str | None:

@@ -14,9 +14,10 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.measure.provenance import SOURCE, git
+from benchmarks.measure.provenance import RULER, SOURCE, git, tree_sha256
 from benchmarks.measure.record import Row, read_rows
 
 PROCESSES = 5  # a side: the least that the gate's rule decides on
@@ -96,8 +97,25 @@ def alternate(
                 failures.append((side, number, reason))
         progress(len(turns), len(turns))
         found = [read_rows(out) if out.exists() else [] for out in outs]
+        blank = Row(
+            case="",
+            version=0,
+            suite="run",
+            run="alternate",
+            machine="local",
+            commit=None,
+            dirty=False,
+            source_sha256="",
+            ruler_sha256=tree_sha256(root / RULER),
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            status="error",
+        )
+        blanks = [
+            replace(blank, commit=commit, dirty=commit is None, source_sha256=tree_sha256(source))
+            for commit, source in zip(commits, sources, strict=True)
+        ]
     return [
-        _complete(rows, commits[side], case_ids, [(n, why) for s, n, why in failures if s == side])
+        _complete(rows, blanks[side], case_ids, [(n, why) for s, n, why in failures if s == side])
         for side, rows in enumerate(found)
     ]
 
@@ -116,30 +134,29 @@ def _run(command: list[str], root: Path) -> str | None:
 
 
 def _complete(
-    rows: list[Row], commit: str | None, case_ids: Sequence[str], failures: list[tuple[int, str]]
+    rows: list[Row], blank: Row, case_ids: Sequence[str], failures: list[tuple[int, str]]
 ) -> list[Row]:
-    """The rows, and an error row for every case that a process which failed did not get to."""
+    """The rows, and an error row for every case that a process which failed did not get to.
+
+    It is like the rows that other processes wrote; where none did, `blank` says what was to be measured.
+    """
+    complete = list(rows)
     for number, reason in failures:
         have = {row.case for row in rows if row.env.get("process") == number}
         for case in case_ids:
             if case in have:
                 continue
-            blank = Row(
-                case=case,
-                version=0,
-                suite="run",
-                run="alternate",
-                machine="local",
-                commit=commit,
-                dirty=commit is None,
-                source_sha256="",
-                ruler_sha256="",
-                started_at="",
-                status="error",
+            like = next((row for row in rows if row.case == case), replace(blank, case=case))
+            complete.append(
+                replace(
+                    like,
+                    status="error",
+                    reason=reason,
+                    samples_seconds=(),
+                    first_seconds=None,
+                    metrics={},
+                    check=None,
+                    env=like.env | {"process": number},
+                )
             )
-            like = next((row for row in rows if row.case == case), blank)
-            rows = [
-                *rows,
-                replace(like, status="error", reason=reason, samples_seconds=(), metrics={}, check=None),
-            ]
-    return rows
+    return complete

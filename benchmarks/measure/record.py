@@ -19,7 +19,8 @@ from typing import Any
 
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "skipped", "red")
-SUITES = ("run", "asv", "pytest")
+AGAIN = "gate"
+SUITES = ("run", "asv", "pytest", AGAIN)
 RESULTS = Path("results")
 LEAST_SAMPLES = 5  # of a published row
 
@@ -31,7 +32,8 @@ class Row:
     Attributes:
         case: case id; `cases.case.parse_id` takes it apart.
         version: of the case. Rows of different versions never compare.
-        suite: what ran it: "run", "asv" or "pytest".
+        suite: what ran it: "run", "asv", "pytest", or "gate" where an alarm was measured again beside other commits
+            (`env["beside"]`): such rows answer that alarm, see `benchmarks.again`, and are no others' history.
         run: id of the run, the file's name.
         machine: name given on the command line, or "local".
         commit: 40 hex digits, None where git does not travel (see `adopt`).

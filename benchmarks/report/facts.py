@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.cases.case import parse_id
-from benchmarks.measure.record import Row
+from benchmarks.measure.record import AGAIN, Row
 
 # Order of the provenance line; other keys of `env` stay in the records.
 _CONTEXT_KEYS = ("driver", "cuda", "torch", "triton", "python", "host")
@@ -195,12 +195,13 @@ def latest(rows: Iterable[Row]) -> list[Facts]:
     """The newest row of each case on each machine, in the order of their cases' first appearance.
 
     asv keeps no work, check or reason, so its rows count only where no other suite measured the case, and its
-    "n/a" never does: it also stands for pairs of parameters that nobody asked for. A case measured in several
-    processes of one run is one row with the samples of all of them.
+    "n/a" never does: it also stands for pairs of parameters that nobody asked for. What the gate measured again
+    answers an alarm and stands in no table. A case measured in several processes of one run is one row with the
+    samples of all of them.
     """
     newest: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.suite == "asv" and row.status == "skipped":
+        if row.suite == AGAIN or (row.suite == "asv" and row.status == "skipped"):
             continue
         kept = newest.setdefault((row.machine, row.case), [])
         if kept and (row.run, row.commit) == (kept[0].run, kept[0].commit) and "process" in row.env:

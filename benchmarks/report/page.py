@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.record import Row
+from benchmarks.measure.record import AGAIN, Row
 from benchmarks.report.chart import Chart
 from benchmarks.report.html import Html, embedded_json, join, tag
 from benchmarks.report.parts import Page, Section
@@ -66,9 +66,11 @@ def build_page(
         damaged: a line for each result file that could not be read.
         links: further pages beside this one, as (text, relative address).
     """
-    by_machine: dict[str, list[Row]] = defaultdict(list)
+    measured: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_machine[row.machine].append(row)
+        measured[row.machine].append(row)
+    # What a gate measured again speaks through the findings and the history; alone it makes no machine.
+    by_machine = {m: found for m, found in measured.items() if any(row.suite != AGAIN for row in found)}
     found = list(findings)
     page = Page(is_peer=is_peer, commits=commits)
     machines: list[tuple[str, str, list[Section], Html]] = []

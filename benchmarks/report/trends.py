@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import evidence, history
+from benchmarks.again import Judgement, judge, kept
+from benchmarks.blame import blame
 from benchmarks.circumstances import breaks, pools
-from benchmarks.measure.record import Row
+from benchmarks.measure.record import AGAIN, Row
 from benchmarks.report.chart import Axis, Chart, Mark, Point, Series, file_name
 from benchmarks.report.facts import contexts, facts_of
 from benchmarks.report.tables import frame
@@ -43,6 +45,7 @@ class Trend:
         rows: commit's position -> the rows behind it, also those without a result.
         findings: the gate's findings about this case: dicts with "commits" (hashes: one blamed, or a range)
             and "ratio".
+        again: what the gate kept of measuring the case again, whatever suite's rows had raised the alarm.
     """
 
     machine: str
@@ -51,6 +54,7 @@ class Trend:
     values: Mapping[int, float]
     rows: Mapping[int, Sequence[Row]]
     findings: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    again: Sequence[Row] = field(default_factory=tuple)
 
     @property
     def best(self) -> float | None:
@@ -71,8 +75,11 @@ def trends(
     """
     place = {commit.sha: index for index, commit in enumerate(commits)}
     grouped: dict[tuple[str, str, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    again: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.commit in place and not row.dirty:
+        if row.suite == AGAIN:
+            again[(row.machine, row.case)].append(row)
+        elif row.commit in place and not row.dirty:
             grouped[(row.machine, row.case, row.suite)][place[row.commit]].append(row)
     found = defaultdict(list)
     for finding in findings:
@@ -92,6 +99,7 @@ def trends(
                 values=values,
                 rows=by_place,
                 findings=tuple(mine),
+                again=again[(machine, case)],
             )
         )
     return sorted(
@@ -122,25 +130,84 @@ def regressions(found: Iterable[Trend], commits: Sequence[Commit]) -> list[dict[
     is the last result over the best, so that 10, 20, 15 is half as slow again, since the second commit. "sure"
     says that each side had as many processes (on a GPU, samples) as the gate's rules need; without them only a
     large change is reported at all, and as a possibility.
+
+    Where the gate measured the last commit again beside others, that decides: what it confirmed is a regression, with
+    the ratio and the commit found side by side, and an alarm that it dismissed is none.
     """
     answers = []
     for trend in found:
         if len(trend.values) < 2:
             continue
-        known = _comparable(trend, commits)[-1]
-        order = [commit.sha for commit in commits[min(trend.values) : max(trend.values) + 1]]
-        step = history.first_bad(order, known, worse=evidence.worse)
-        if step is not None:
-            after = known[order[-1]]
-            answers.append({
-                "machine": trend.machine,
-                "case": trend.case,
-                "suite": trend.suite,
-                "commits": list(step.suspects),
+        line = [commit.sha for commit in commits[: max(trend.values) + 1]]
+        step, certain, after = _suspicion(trend, commits)
+        judged = judgements(trend, commits)
+        # The best of the rows first: of several questions the rows' own.
+        confirmed = sorted(
+            (best for best, said in judged.items() if said.confirmed),
+            key=lambda best: not (step and best == step.best),
+        )
+        if confirmed:
+            best, said = confirmed[0], judged[confirmed[0]]
+            alone = (step.good, step.suspects) if step else (None, ())
+            _, suspects = said.blamed(alone, (best, line[-1]), line)
+            answer = {"ratio": evidence.ratio(said.before, said.after), "sure": True, "again": True}
+        elif step is None or not certain or any(_spans(best, step, line) for best in judged):
+            continue
+        else:
+            suspects = step.suspects
+            answer = {
                 "ratio": evidence.ratio(step.before, after),
                 "sure": _certain(step.before, step.after, after),
-            })  # fmt: skip
+            }
+        where = {"machine": trend.machine, "case": trend.case, "suite": trend.suite}
+        answers.append({**where, "commits": list(suspects), **answer})
     return answers
+
+
+def _suspicion(
+    trend: Trend, commits: Sequence[Commit]
+) -> tuple[history.Step[evidence.Evidence] | None, bool, evidence.Evidence]:
+    """Since when the last result is worse by the rows of the trend alone, whether that is certain, and that result."""
+    known = _comparable(trend, commits)[-1]
+    order = [commit.sha for commit in commits]
+    first, *_ = known
+    last = order[max(trend.values)]
+    line = order[order.index(first) : order.index(last) + 1]
+    past = {sha: known.get(sha) for sha in line}
+    step, certain = blame(known[first], known[last], baseline=first, current=last, past=past)
+    return step, certain, known[last]
+
+
+def judgements(trend: Trend, commits: Sequence[Commit]) -> dict[str, Judgement]:
+    """What the gate found when it measured the trend's last commit again: by the commit it was measured beside.
+
+    Rows taken since, of either commit, are a new question.
+    """
+    line = [commit.sha for commit in commits[: max(trend.values, default=-1) + 1]]
+    if not line:
+        return {}
+    position = {sha: index for index, sha in enumerate(line)}
+    rounds = kept(trend.again, line[-1])
+    began = min((row.started_at for one in rounds for side in one.sides for row in side), default="")
+
+    def older(best: str) -> bool:
+        places = position.get(best), position[line[-1]]
+        return all(
+            at is not None and at in trend.values and all(row.started_at <= began for row in trend.rows[at])
+            for at in places
+        )
+
+    asked = dict.fromkeys(one.question for one in rounds)
+    return {
+        best: said
+        for best, last in asked
+        if older(best) and (said := judge(rounds, trend.case, "seconds", (best, last), line)) is not None
+    }
+
+
+def _spans(best: str, step: history.Step[evidence.Evidence], line: Sequence[str]) -> bool:
+    """Whether the step, were it one, lies between the best commit that was measured again and the last."""
+    return step.good is not None and line.index(best) <= line.index(step.good)
 
 
 def _comparable(trend: Trend, commits: Sequence[Commit]) -> list[dict[str, evidence.Evidence]]:
@@ -163,14 +230,18 @@ def _certain(*sides: evidence.Evidence) -> bool:
 
 
 def _steps(trend: Trend, commits: Sequence[Commit]) -> list[tuple[int, str]]:
-    """Every certain change of level, for better or worse, with the position of the commit that shows it."""
+    """Every certain change of level, for better or worse, with the position of the commit that shows it.
+
+    Not what the rows alone say is slower where the gate measured again: the findings tell.
+    """
     position = {commit.sha: index for index, commit in enumerate(commits)}
     order = [commit.sha for commit in commits]
+    told = min((position[best] for best in judgements(trend, commits)), default=len(order))
     return [
         (position[step.suspects[-1]], change(evidence.ratio(step.before, step.after)))
         for known in _comparable(trend, commits)
         for step in history.steps(order, known, worse=evidence.worse)
-        if _certain(step.before, step.after)
+        if _certain(step.before, step.after) and not (step.worse and position[step.suspects[-1]] > told)
     ]
 
 
@@ -189,8 +260,12 @@ def sure(finding: Mapping[str, Any]) -> bool:
 
 
 def verdict(finding: Mapping[str, Any]) -> str:
-    """A finding in words: "15% slower", or "possibly 40% slower" where too little was measured."""
-    return ("" if sure(finding) else "possibly ") + change(finding["ratio"])
+    """A finding in words: "15% slower", or "possibly 40% slower" where too little was measured.
+
+    Of one that was measured again it says so: the ratio is then another than the trend's last over its best.
+    """
+    words = ("" if sure(finding) else "possibly ") + change(finding["ratio"])
+    return f"{words} side by side" if finding.get("again") else words
 
 
 def change(ratio: float | None) -> str:

@@ -81,6 +81,10 @@ def test_a_crash_is_a_row_a_case_with_its_reason(repository):
     assert [(r.case, r.status, r.reason) for r in bad] == [
         (c, "error", "RuntimeError: no luck") for c in (CASE, OTHER)
     ]
+    from benchmarks.measure.provenance import tree_sha256
+
+    assert {(r.commit, r.ruler_sha256) for r in bad} == {(commits[2], tree_sha256(root / "benchmarks"))}
+    assert all(len(r.source_sha256) == 64 and r.started_at and r.env["process"] == 0 for r in bad)
 
 
 def test_nothing_is_left_in_the_repository(repository):

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.export import asv_benchmarks, to_asv, to_pytest_benchmark
-from benchmarks.measure.record import load
+from benchmarks.measure.record import AGAIN, load
 from tests.benchmarks.rows import CPU, A, row
 
 pytest_plugins = ["tests.benchmarks.scratch"]
@@ -223,6 +223,14 @@ def test_pytest_benchmark_file(tmp_path):
         CASES[2].id: 2,
     }
     assert back[0].commit == A and back[0].env["torch"] == ENV["torch"]
+
+
+def test_what_the_gate_measured_again_is_in_no_export(tmp_path, scratch):
+    rows = [row(seconds=(1.0, 1.1)), row(seconds=(9.0, 9.1), suite=AGAIN)]
+    to_pytest_benchmark(rows, tmp_path / "b.json")
+    (entry,) = strict(tmp_path / "b.json")["benchmarks"]
+    assert entry["stats"]["data"] == [1.0, 1.1]
+    assert export(scratch, rows[1:]) == ([], rows[1:])
 
 
 def test_pytest_benchmark_compares_the_files(tmp_path):

@@ -147,3 +147,9 @@ def test_history_follows_a_rename():
     past = [(COMMITS[0], side({TWO: 10}, commit=COMMITS[0])), *history([None, 20, 20])[1:]]
     (finding,) = compare(past[0][1], past[-1][1], history=past, was={ONE: (TWO,)})
     assert finding.kind == "regressed" and finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)
+
+
+def test_a_baseline_given_by_file_has_its_place_in_history():
+    past = history([None, None, None, 20])
+    (finding,) = compare(side({ONE: 10}, commit=COMMITS[1]), past[-1][1], history=past)
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2], COMMITS[3])

@@ -176,3 +176,142 @@ def test_what_is_absent_on_both_sides_is_counted_not_listed(repository, capsys):
     old, new = (file_rows(scratch, commit, {ONE: 1.0, TWO: "skipped"}) for commit in commits[:2])
     status, out, _ = run(capsys, str(old), str(new))
     assert status == 0 and ONE in out and TWO not in out and "2 unchanged" in out
+
+
+@pytest.fixture
+def measured(repository, monkeypatch):
+    """The third commit is slow; the rows blame the fourth, since a busy spell began there. Measuring again tells."""
+    scratch, commits = repository
+    for commit, value in zip(commits, (1.0, 1.0, None, 1.5), strict=False):
+        if value is not None:
+            file_rows(scratch, commit, {ONE: value})
+    levels = dict(zip(commits, (1.0, 1.0, 1.2, 1.2), strict=False))
+
+    def again(root, which, cases, *, device, progress):
+        later = {"machine": "local", "started_at": "2026-02-01T00:00:00+00:00"}
+        return [
+            side({ONE: levels[c or commits[3]]}, commit=c or commits[3], dirty=c is None, **later)
+            for c in which
+        ]
+
+    monkeypatch.setattr(command, "_device_here", lambda row: "cpu")
+    monkeypatch.setattr("benchmarks.measure.alternate.alternate", again)
+    return scratch, commits, levels
+
+
+def kept_files(scratch):
+    return sorted(scratch.root.joinpath("results").rglob("gate-*.jsonl"))
+
+
+def page(scratch, machine="local"):
+    from benchmarks.commands.report import collect, first_parents
+    from benchmarks.report.trends import regressions, trends
+
+    rows, damaged = collect(scratch.root / "results")
+    assert not damaged
+    commits = first_parents(scratch.root)
+    return regressions(trends([row for row in rows if row.machine == machine], commits), commits)
+
+
+def test_what_was_measured_again_is_kept_and_the_page_names_the_same_commit(measured, capsys):
+    scratch, commits, levels = measured
+    (alone,) = page(scratch)
+    assert alone["commits"] == commits[2:4]
+    status, out, err = run(capsys, commits[0], commits[3])
+    assert status == 13 and f"since {commits[2][:10]}" in out and err == ""
+    assert [path.parent for path in kept_files(scratch)] == sorted(
+        scratch.root / "results" / "local" / commit for commit in commits[:4]
+    )
+    (found,) = page(scratch)
+    assert found["commits"] == [commits[2]] and found["ratio"] == pytest.approx(1.2)
+
+    # The gate over the same commits measures anew, and what it kept before is no result of theirs.
+    again = run(capsys, commits[0], commits[3])
+    assert (again[0], again[1]) == (status, out) and len(kept_files(scratch)) == 8
+    assert page(scratch) == [found]
+    # The third commit has kept rows and no result of its own.
+    assert run(capsys, commits[0], commits[2], remeasure=False)[0] == 10
+    assert run(capsys, str(kept_files(scratch)[0]), commits[3])[0] == 10
+    levels.update(dict.fromkeys(commits, 1.0))
+    assert run(capsys, commits[0], commits[3])[0] == 0
+    assert page(scratch) == []
+
+
+def test_where_it_cannot_be_kept_the_answer_is_the_same(measured, capsys):
+    scratch, commits, _ = measured
+    (scratch.root / "results" / "local" / commits[2]).write_text("in the way")
+    status, out, err = run(capsys, commits[0], commits[3])
+    assert status == 13 and f"since {commits[2][:10]}" in out
+    assert len(err.splitlines()) == 1 and "not kept" in err and commits[2] in err
+    assert kept_files(scratch) == []
+
+
+def test_an_interrupted_gate_keeps_nothing(measured, capsys, monkeypatch):
+    scratch, commits, _ = measured
+    from benchmarks.measure import alternate
+
+    whole = alternate.alternate
+
+    def interrupted(root, which, cases, **options):
+        if len(which) > 2:
+            raise KeyboardInterrupt
+        return whole(root, which, cases, **options)
+
+    monkeypatch.setattr(alternate, "alternate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(capsys, commits[0], commits[3])
+    assert kept_files(scratch) == []
+
+
+def test_what_a_work_tree_gave_is_not_kept(measured, capsys, tmp_path):
+    scratch, commits, _ = measured
+    writer = RunWriter.to_file(tmp_path / "dirty.jsonl")
+    for each in side({ONE: 1.5}, commit=commits[3], machine="local", dirty=True):
+        writer.add(each)
+    status, out, _ = run(capsys, commits[0], str(writer.path))
+    assert status == 13 and "measured again" in out and kept_files(scratch) == []
+
+
+def test_a_named_machine_s_are_published_where_the_ruler_is_a_commit_s(measured, capsys):
+    scratch, commits, _ = measured
+    for commit, value in ((commits[0], 1.0), (commits[3], 1.5)):
+        file_rows(scratch, commit, {ONE: value}, "box")
+    for ruler, series in (("", "records/box"), ("changed", "local")):
+        scratch.write("benchmarks/b.py", ruler)
+        assert run(capsys, commits[0], commits[3], machine="box")[0] == 13
+        files = kept_files(scratch)
+        assert {path.parent.parent for path in files} == {scratch.root / "results" / series}
+        assert [f["commits"] for f in page(scratch, "box")] == [[commits[2]]]
+        for path in files:
+            path.unlink()
+
+
+def test_asv_s_results_are_history_too(repository, capsys):
+    import json
+
+    scratch, commits = repository
+    case = "step/plain/forward/toy,B4,S128,fp32,w1"
+    files = []
+    for commit, seconds in zip(commits, (1.0, 2.0, 2.0), strict=False):
+        result = {
+            "commit_hash": commit,
+            "python": "3.11",
+            "params": {"machine": "local"},
+            "requirements": {},
+            "result_columns": ["result", "params", "version", "started_at", "samples"],
+            "results": {
+                "bench_step.Forward.sampled": [
+                    [seconds],
+                    [["'plain'"], ["'toy,B4,S128,fp32,w1'"]],
+                    "1",
+                    1,
+                    None,
+                ]
+            },
+        }
+        path = scratch.root / "results" / "local" / "asv" / "local" / f"{commit[:8]}-env.json"
+        scratch.write(str(path.relative_to(scratch.root)), json.dumps(result))
+        files.append(str(path))
+    status, out, _ = run(capsys, files[1], files[2])
+    assert status == 13 and f"worst {case} x2 since {commits[1][:10]}" in out
+    assert run(capsys, files[1], files[2], history=0)[0] == 0

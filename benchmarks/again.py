@@ -5,10 +5,10 @@ taken in turns within minutes share their spells. The gate measures so before an
 with which the page comes to the gate's answer: the rule is here, once.
 
 A question is (best, current): is the current commit worse than the best before it? Rounds of exactly these two answer
-it; a round of more commits between the same two says where it began, from its own rows alone.
+it; rounds of more commits between the same two say where it began, from their own rows alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,11 +48,13 @@ class Judgement:
     Attributes:
         before, after: at the best commit and at the current one.
         step: where it began, None where no round says so beyond doubt.
+        unsteady: commits whose processes disagreed when several were measured beside one another.
     """
 
     before: Evidence
     after: Evidence
     step: Step[Evidence] | None
+    unsteady: frozenset[str] = frozenset()
 
     @property
     def confirmed(self) -> bool:
@@ -90,32 +92,36 @@ def judge(
         line: commits in first-parent order, oldest first.
     """
     asked = [one for one in rounds if one.question == question]
-    pairs = [one for one in asked if len(one.commits) == 2]
     try:
-        before, after = (
-            evidence.of([row for pair in pairs for row in pair.of(case, place)], metric) for place in (0, -1)
-        )
+        ends = _by_commit([one for one in asked if len(one.commits) == 2], case, metric)
+        found = _by_commit([one for one in asked if len(one.commits) > 2], case, metric)
     except NotFiniteError:
         return None
+    before, after = (ends.get(commit) for commit in question)
     if before is None or after is None:
         return None
-    steps = [_step(one, case, metric, line) for one in asked if len(one.commits) > 2]
-    return Judgement(before=before, after=after, step=next((step for step in steps if step), None))
+    unsteady = frozenset(name for name, value in found.items() if value is not None and not value.steady)
+    return Judgement(before=before, after=after, step=_step(found, question, line), unsteady=unsteady)
 
 
-def _step(one: Round, case: str, metric: str, line: Sequence[str]) -> Step[Evidence] | None:
-    try:
-        found = evidence.by_commit(
-            {name: one.of(case, place) for place, name in enumerate(one.commits)}, metric
-        )
-    except NotFiniteError:
-        return None
-    best, current = one.question
-    before, after = found[best], found[current]
+def _by_commit(rounds: Sequence[Round], case: str, metric: str) -> dict[str, Evidence | None]:
+    """What rounds of one question say of each of their commits, all rows of one together."""
+    rows: dict[str, list[Row]] = {}
+    for one in rounds:
+        for place, name in enumerate(one.commits):
+            rows.setdefault(name, []).extend(one.of(case, place))
+    return evidence.by_commit(rows, metric)
+
+
+def _step(
+    found: Mapping[str, Evidence | None], question: tuple[str, str], line: Sequence[str]
+) -> Step[Evidence] | None:
+    best, current = question
+    before, after = found.get(best), found.get(current)
     if before is None or after is None:
         return None
     # Commits that were left out widen the range.
-    past = {name: found.get(name) for name in _between(line, one.question) or one.commits}
+    past = {name: found.get(name) for name in _between(line, question) or found}
     step, certain = blame(before, after, baseline=best, current=current, past=past)
     return step if certain else None
 

@@ -351,12 +351,16 @@ def _confirmed(findings: list[Finding], again: _Again) -> list[Finding]:
     """Measure what regressed or may have again, both commits alternating, and keep the alarms that show
     again.
 
-    Where the machine was too busy to tell, once and twice more, with all the re-measured processes together.
+    What shows once is measured once more: five processes a side that all met a busy spell happen in one of some tens of
+    comparisons on a shared machine, ten hardly do. So is what the machine was too busy to tell, and a third time. All
+    re-measured processes count together.
     """
 
-    def unsteady(case: str, against: str) -> bool:
+    def open_still(case: str, against: str, attempt: int) -> bool:
         said = again.judgement(case, "seconds", against)
-        return said is not None and not (said.before.steady and said.after.steady)
+        if said is None:
+            return False
+        return (said.confirmed and attempt == 0) or not (said.before.steady and said.after.steady)
 
     open_: dict[str, list[str]] = {}
     for finding in findings:
@@ -364,12 +368,13 @@ def _confirmed(findings: list[Finding], again: _Again) -> list[Finding]:
             cases = open_.setdefault(finding.against, [])
             if finding.case not in cases:
                 cases.append(finding.case)
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         for against, cases in open_.items():
             if cases:
                 again.measure(cases, [against, again.here])
         open_ = {
-            against: [case for case in cases if unsteady(case, against)] for against, cases in open_.items()
+            against: [case for case in cases if open_still(case, against, attempt)]
+            for against, cases in open_.items()
         }
     return [
         _after(f, again) if (f.kind == "regressed" or f.doubtful) and f.against is not None else f
@@ -389,18 +394,35 @@ def _across_hosts(finding: Finding) -> Finding:
 
 def _named(findings: list[Finding], again: _Again) -> list[Finding]:
     """Measure every commit since the best one again, alternating, and let those rows alone say where each confirmed
-    regression began."""
+    regression began.
+
+    Once and, where the machine was too busy to tell suspects apart, twice more with those that are left.
+    """
     findings = [_blamed(finding, again) for finding in findings]
-    ranges: dict[tuple[str, ...], list[str]] = {}
-    for finding in findings:
-        if finding.confirmed and finding.suspects:
-            cases = ranges.setdefault(_since(finding, again), [])
-            if finding.case not in cases:
-                cases.append(finding.case)
-    for commits, cases in ranges.items():
-        if len(commits) > 2:
-            again.measure(cases, commits)
-    return [_blamed(finding, again) for finding in findings]
+    for attempt in range(ATTEMPTS):
+        ranges: dict[tuple[str, ...], list[str]] = {}
+        for finding in findings:
+            if finding.confirmed and finding.suspects:
+                cases = ranges.setdefault(
+                    _since(finding, again) if attempt == 0 else _left(finding, again), []
+                )
+                if finding.case not in cases:
+                    cases.append(finding.case)
+        for commits, cases in ranges.items():
+            if len(commits) > 2:
+                again.measure(cases, commits)
+        findings = [_blamed(finding, again) for finding in findings]
+    return findings
+
+
+def _left(finding: Finding, again: _Again) -> tuple[str, ...]:
+    """The commits to measure once more: the suspects between both ends and the last good one, if one of them was
+    unsteady; else none."""
+    said = again.judgement(finding.case, finding.metric, finding.against)
+    if said is None or said.step is None or not said.unsteady.intersection(finding.suspects[:-1]):
+        return ()
+    wanted = {finding.against, finding.good, *finding.suspects, again.here}
+    return tuple(name for name in again.line if name in wanted)
 
 
 def _blamed(finding: Finding, again: _Again) -> Finding:

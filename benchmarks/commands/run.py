@@ -31,7 +31,7 @@ def run(
     if not chosen:
         raise ValueError(f"no case of tier {tier} matches {only!r}")
     device = choose_device(device)
-    policy = choose_policy(device, samples, warmup)
+    policy = choose_policy(device, samples, warmup, one_of_several=process is not None)
     if list_only:
         with checked(policy, machine=machine, out=out, source=source, commit=commit, process=process):
             print("\n".join(case.id for case in chosen))

@@ -78,8 +78,40 @@ def test_a_range_of_suspects_is_measured_again_to_name_one():
     (alone,) = compare(past[0][1], past[-1][1], history=past)
     assert alone.suspects == tuple(COMMITS[1:4])
     (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
-    assert asked == [[COMMITS[0], COMMITS[3]], COMMITS[:4]]
+    assert asked == [*2 * [[COMMITS[0], COMMITS[3]]], COMMITS[:4]]
     assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_suspects_that_a_busy_machine_cannot_tell_apart_are_measured_once_more():
+    asked = []
+
+    def again(cases, commits):
+        asked.append(commits)
+        busy = len(asked) == 3
+        return [
+            processes([10, 10, 10, 10, 16] if commit in COMMITS[:2] else [15, 17, 19, 21, 23], commit)
+            if busy and commit in COMMITS[:3]
+            else side({ONE: 10 if commit in COMMITS[:2] else 15}, commit=commit)
+            for commit in commits
+        ]
+
+    past = history([10, 10, None, None, 15])
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert asked[2:] == [COMMITS[:5], [COMMITS[0], *COMMITS[1:3], COMMITS[3], COMMITS[4]]]
+    assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_a_commit_that_cannot_be_measured_is_not_tried_for_ever():
+    asked = []
+
+    def again(cases, commits):
+        asked.append(commits)
+        levels = dict(zip(COMMITS, (10, 10, None, 20, 20), strict=False))
+        return [[] if levels[c] is None else side({ONE: levels[c]}, commit=c) for c in commits]
+
+    past = history([10, 10, None, None, 20])
+    (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
+    assert len(asked) == 3 and finding.suspects == (COMMITS[2], COMMITS[3])
 
 
 def test_a_busy_spell_that_came_with_a_commit_does_not_name_it():
@@ -99,7 +131,7 @@ def test_too_many_commits_are_not_measured_again():
     commits = [f"{number:040x}" for number in range(12)]
     past = [(c, side({ONE: 20 if n == 11 else 10}, commit=c)) for n, c in enumerate(commits)]
     (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
-    assert len(again.asked) == 1 and finding.suspects == (commits[11],)
+    assert len(again.asked) == 2 and finding.suspects == (commits[11],)
 
 
 def test_a_range_that_shows_nothing_when_measured_again_stays():
@@ -140,7 +172,7 @@ def test_a_mended_slowdown_is_no_regression():
 def test_confirmation_is_against_the_best_commit():
     again = Remeasure({ONE: 10}, {ONE: 15})
     assert gated([10, 20, 15], remeasure=again).confirmed is True
-    assert again.asked == [([ONE], [COMMITS[0], COMMITS[2]]), ([ONE], COMMITS[:3])]
+    assert again.asked == [*2 * [([ONE], [COMMITS[0], COMMITS[2]])], ([ONE], COMMITS[:3])]
 
 
 def test_history_follows_a_rename():

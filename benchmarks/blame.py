@@ -64,13 +64,20 @@ def _sure(results: Mapping[str, Evidence]) -> dict[str, Evidence]:
     process is beyond every one of another commit.
 
     Of any other unsteady one that looks worse nobody knows whether the commit was slow or the machine busy: as
-    if it had not been measured, which widens the range of suspects.
+    if it had not been measured, which widens the range of suspects. An unsteady one that looks better than every
+    steady one is as good as the best of those and no better: its one lucky process shows that the commit is not
+    slow, but as a level to be measured by it would make all the others slow.
     """
     settled = {commit: value.settled() for commit, value in results.items()}
+    steady = [value for value in results.values() if value.steady]
+    level = min(steady, key=lambda value: value.rule.cost(value.value, value.better), default=None)
     sure: dict[str, Evidence] = {}
     for commit, value in results.items():
         if value.steady or any(evidence.worse(other, value) for other in results.values()):
             sure[commit] = value
         elif not any(evidence.worse(other, settled[commit]) for other in settled.values()):
             sure[commit] = settled[commit]
+            if level is not None and evidence.worse(settled[commit], level):
+                second = value.without_best().settled()
+                sure[commit] = second if evidence.worse(second, level) else level
     return sure

@@ -105,6 +105,12 @@ class Evidence:
         first, second = sorted(self.rule.cost(value, self.better) for value in self.observations)[:2]
         return not self.rule.exceeds(first, second, self.rule.threshold)
 
+    def without_best(self) -> "Evidence":
+        """The same less its best observation."""
+        cost = [self.rule.cost(value, self.better) for value in self.observations]
+        best = cost.index(min(cost))
+        return replace(self, observations=self.observations[:best] + self.observations[best + 1 :])
+
     def settled(self) -> "Evidence":
         """The same if it is steady; else as if all processes had been as good as the best."""
         if self.steady:

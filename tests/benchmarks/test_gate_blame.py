@@ -82,6 +82,29 @@ def test_a_range_of_suspects_is_measured_again_to_name_one():
     assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
 
 
+def test_one_lucky_process_is_no_level_to_measure_by():
+    # Seen: the third commit has one process of 40 and four above 60; the fifth doubled the time.
+    levels = [
+        (54, 57, 49, 52, 59),
+        (71, 59, 53, 62, 62),
+        (41, 77, 63, 68, 60),
+        (55, 51, 66, 51, 56),
+        (118, 158, 149, 125, 141),
+        (137, 179, 127, 156, 155),
+    ]
+    past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[3] and finding.suspects == (COMMITS[4],)
+
+
+def test_two_lucky_processes_are_a_level():
+    levels = [(10, 12, 13, 14, 15), (20, 20, 20, 20, 20), (20, 20, 20, 20, 20)]
+    past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
+    (finding,) = compare(past[1][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)
+    assert finding.baseline == pytest.approx(12)
+
+
 def test_suspects_that_a_busy_machine_cannot_tell_apart_are_measured_once_more():
     asked = []
 

@@ -140,6 +140,8 @@ def _empty_caches() -> None:
     import torch
 
     torch.cuda.synchronize()
+    # 32 MiB a thread and stream that multiplied on a Hopper: a later cell's memory in use must not show them.
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     # Pinned blocks too; the public name is younger than torch 2.10.
     (getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache)()

@@ -122,3 +122,16 @@ def test_kernels_of_a_real_step(tmp_path):
     assert all(kernel.lane.startswith("stream") for kernel in kernels)
     del step
     release("cuda")
+
+
+def test_released_memory_is_all_of_it_and_products_leave_no_workspace():
+    from benchmarks.measure.memory import release
+
+    release("cuda")
+    before = torch.cuda.memory_allocated()
+    x = torch.ones(256, 256, device="cuda", requires_grad=True)
+    (x @ x).sum().backward()  # the backward pass multiplies on a thread of its own
+    assert torch.cuda.memory_allocated() > before + 2**20
+    x = None
+    release("cuda")
+    assert torch.cuda.memory_allocated() <= before

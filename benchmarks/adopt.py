@@ -71,7 +71,7 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
     rows name one. Adopting a file again, or after its run was resumed, changes nothing else.
 
     Args:
-        file: JSON lines written by `run --out`.
+        file: JSON lines written by `run --out`, `profile` or `precision`.
         root: the repository.
         machine: name for rows measured without one.
 

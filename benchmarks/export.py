@@ -17,7 +17,15 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.circumstances import circumstances
 from benchmarks.measure.provenance import git
-from benchmarks.measure.record import AGAIN, Row, finite_or_absent, safe_name, strict_json, write_atomically
+from benchmarks.measure.record import (
+    AGAIN,
+    STUDY,
+    Row,
+    finite_or_absent,
+    safe_name,
+    strict_json,
+    write_atomically,
+)
 
 AsvName = Callable[[Case], tuple[str, tuple[str, str]]]
 
@@ -193,7 +201,7 @@ def to_pytest_benchmark(rows: Iterable[Row], path: Path) -> list[Row]:
 
     pytest-benchmark knows no failed benchmark: rows without times are listed under `not_measured`, which it
     ignores. One sample has no standard deviation, a time of zero no rate: both are null. What the gate measured
-    again is left out.
+    again and studies are left out.
 
     Returns:
         the rows without times.
@@ -201,7 +209,7 @@ def to_pytest_benchmark(rows: Iterable[Row], path: Path) -> list[Row]:
     Raises:
         ValueError: no rows, rows of several machines or commits, or a place that cannot be written.
     """
-    rows = [row for row in rows if row.suite != AGAIN]
+    rows = [row for row in rows if row.suite not in (AGAIN, STUDY)]
     origins = {(row.machine, row.commit, row.dirty) for row in rows}
     if len(origins) != 1:
         raise ValueError(f"one machine and commit make a file, got {len(origins)}")

@@ -7,7 +7,9 @@ import typer
 
 
 def adopt(
-    file: Annotated[Path, typer.Argument(help="JSON lines written by `run --out`.")],
+    file: Annotated[
+        Path, typer.Argument(help="JSON lines written by `run --out`, `profile` or `precision`.")
+    ],
     machine: Annotated[
         str | None, typer.Option(help="Name of the machine, where the rows have none.")
     ] = None,

@@ -100,16 +100,16 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
     """Rows of files; a damaged one is named and skipped, unless it is the very file that was asked for.
 
     What a gate measured again answered that gate's question. It is no result of its commit's, and this gate measures
-    anew.
+    anew. A study explains and is compared with nothing.
     """
-    from benchmarks.measure.record import AGAIN, load
+    from benchmarks.measure.record import AGAIN, STUDY, load
 
     rows, problems = load(paths)
     if named and problems:
         raise ValueError(problems[0].replace(": skipped, damaged: ", " is damaged: "))
     for problem in problems:
         print(problem, file=sys.stderr)
-    return [row for row in rows if row.suite != AGAIN]
+    return [row for row in rows if row.suite not in (AGAIN, STUDY)]
 
 
 def _rows_at(commit: str, machine: str | None) -> "list[Row]":

@@ -1,15 +1,19 @@
 """`profile`: which kernels a step spends its time on, and how much communication it hides."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks.cases.case import Case
 from benchmarks.commands.measuring import Device
+
+if TYPE_CHECKING:
+    from benchmarks.commands.studies import Study
+    from benchmarks.measure.record import Row
 
 MODES = ("forward", "forward_backward", "train_step")
 
@@ -27,17 +31,18 @@ def profile(
     variant: Annotated[str, typer.Option(help="Data-parallel variant, or 'all'.")] = "all",
     overlap: Annotated[Path | None, typer.Option(help="Read this Chrome trace instead of measuring.")] = None,
     nsys: Annotated[bool, typer.Option("--nsys", help="Record with Nsight Systems instead.")] = False,
-    out: Annotated[Path, typer.Option(help="Directory of traces, pictures and answers.")] = Path("results/local/profile"),
+    out: Annotated[Path, typer.Option(help="Directory of traces, pictures and rows.")] = Path("results/local/profile"),
 ) -> int:  # fmt: skip
     """Kernel tables by phase, shares of matrix products, softmax against products, and what marking costs
     when off. On a CPU, where no kernels are seen, the tables are of operators.
 
-    Every cell leaves a Chrome trace, compressed (Perfetto and chrome://tracing open it so), and its tables and
-    answers as JSON. With --ranks the overlap of communication with computation is read from a trace of each variant; --overlap
-    reads it from a file.
+    Every cell leaves a Chrome trace, compressed (Perfetto and chrome://tracing open it so), and a row with its
+    tables and answers, which the page shows and `adopt` files. With --ranks the overlap of communication with
+    computation is read from a trace of each variant; --overlap reads it from a file.
     """
     from benchmarks.cases import step as table
-    from benchmarks.commands.measuring import FAILED, choose_device, counts, pick, writable
+    from benchmarks.commands.measuring import choose_device, counts, pick, status_of, writable
+    from benchmarks.commands.studies import Study
     from benchmarks.measure.nsys import find_nsys, nsys_command
     from trainstep.specs.dtype import get_dtype
     from trainstep.specs.model import get_model
@@ -81,10 +86,10 @@ def profile(
         for config in configs:
             _profile_ranks(config, variant, ranks, dtype, device, out)
         return 0
-    failed = [
-        config.name for config in configs if not _profile_cell(config, target, mode, dtype, device, top, out)
-    ]
-    return FAILED if failed else 0
+    study = Study("profile", device, out)
+    rows = [_profile_cell(config, target, mode, dtype, device, top, out, study) for config in configs]
+    print(f"{len(rows)} rows in {study.path}")
+    return status_of(rows)
 
 
 def _slug(config: Any, target: str, mode: str, dtype: str) -> str:
@@ -93,76 +98,82 @@ def _slug(config: Any, target: str, mode: str, dtype: str) -> str:
     return file_name(f"{config.name} B{config.batch_size} S{config.context_length} {target} {mode} {dtype}")
 
 
-def _profile_cell(config: Any, target: str, mode: str, dtype: str, device: str, top: int, out: Path) -> bool:
-    """Profile one step, print and write what it says; False when it failed, but for lack of memory."""
+def _profile_cell(
+    config: Any, target: str, mode: str, dtype: str, device: str, top: int, out: Path, study: "Study"
+) -> "Row":
+    """Profile one step, print and keep what it says, or why there is nothing to say."""
     import torch
 
+    from benchmarks.commands.printing import print_frame
     from benchmarks.measure.memory import describe_out_of_memory, release
+    from benchmarks.measure.profile import unit_of
+    from benchmarks.report.facts import facts_of
+    from benchmarks.report.study_tables import answers_of, kernels
+    from benchmarks.runner import one_line
 
+    shape = {"preset": config.name, "B": config.batch_size, "S": config.context_length}
+    case = Case(area="profile", target=target, phase=mode, shape=shape, dtype=dtype)
     title = f"{config.name}, batch {config.batch_size}, context {config.context_length}, {dtype}, {target}"
+    trace = out / f"{_slug(config, target, mode, dtype)}.trace.json.gz"
     try:
-        _measure_cell(config, target, mode, dtype, device, top, out, title)
+        row = study.add(case, _measure_cell(config, target, mode, dtype, device, trace))
     except torch.OutOfMemoryError as error:
-        print(f"{title}: {describe_out_of_memory(error)}")
+        row = study.add(case, status="oom", reason=describe_out_of_memory(error))
     except NotImplementedError as error:
-        print(f"{title}: {error}")
+        row = study.add(case, status="skipped", reason=str(error) or "not implemented")
     except RuntimeError as error:
+        row = study.add(case, status="error", reason=one_line(error))
         print(f"{title}: {type(error).__name__}: {error}", file=sys.stderr)
-        return False
     finally:
         release(device)
-    return True
+    if row.status == "ok":
+        print_frame(f"{title}: {unit_of(device)}s by phase", kernels(facts_of(row), top))
+        print("\n".join(answers_of(row)))
+        print(f"Trace: {trace}")
+    elif row.status != "error":
+        print(f"{title}: {row.reason}")
+    return row
 
 
 def _measure_cell(
-    config: Any, target: str, mode: str, dtype: str, device: str, top: int, out: Path, title: str
-) -> None:
+    config: Any, target: str, mode: str, dtype: str, device: str, trace: Path
+) -> dict[str, dict[str, Any]]:
+    """What a profiled step says, as metrics: each phase with its kernels, attention's parts, ranges that are off, and
+    the answers in words."""
     from dataclasses import asdict
 
-    import pandas
-
     from benchmarks.cases import step as table
-    from benchmarks.commands.printing import print_frame
+    from benchmarks.measure.off_ratio import off_ratio
     from benchmarks.measure.profile import (
         answers,
+        attention_flops,
         attention_ranges,
+        attention_split,
         kernel_table,
-        off_ratio,
         profile_parts,
-        unit_of,
     )
-    from benchmarks.measure.record import write_atomically
 
-    slug = _slug(config, target, mode, dtype)
+    def metric(value: float, unit: str, **more: Any) -> dict[str, Any]:
+        return {"value": value, "unit": unit, "better": None, **more}
+
     step = table.Step(table.ROWS[target], config, dtype, device)
     parts = step.parts(mode)
-    trace = out / f"{slug}.trace.json.gz"
-    unit = unit_of(device)
     with attention_ranges(step.model):
         kernels = profile_parts(parts, trace, device=device, before=step.reset_gradients)
-    tables = {name: kernel_table(kernels, name) for name, _ in parts}
-    for name, lines in tables.items():
-        rows = [
-            {unit: line.name[:90], "kind": line.kind, "calls": line.calls, "ms": line.seconds * 1e3,
-             "share %": line.share * 100}
-            for line in lines[:top]
-        ]  # fmt: skip
-        print_frame(f"{title}: {name}, {len(lines)} {unit}s", pandas.DataFrame(rows))
-    said = answers(kernels, config, device)
-    off = off_ratio(parts, device=device, before=step.reset_gradients, rounds=10)
-    said.append(
-        f"ranges that are switched off take {off.ratio:.3f} times the bare step; two bare series of "
-        f"the same run differ by {off.noise:.3f}."
-    )
-    print("\n".join(said))
-    written = {
-        "title": title,
-        "tables": {name: [asdict(line) for line in lines] for name, lines in tables.items()},
-        "answers": said,
-    }
-    path = out / f"{slug}.json"
-    write_atomically(path, json.dumps(written, indent=1, allow_nan=False))
-    print(f"Files: {trace}, {path}")
+    metrics = {}
+    for name, _ in parts:
+        lines = kernel_table(kernels, name)
+        total = sum(line.seconds for line in lines)
+        metrics[name] = metric(total, "s", kernels=[asdict(line) for line in lines])
+    split = attention_split(kernels)
+    if split.seen:
+        flops = dict(zip(("softmax_flops", "matmul_flops"), attention_flops(config), strict=True))
+        ratio = split.softmax_seconds / split.matmul_seconds
+        metrics["softmax_to_matmul"] = metric(ratio, "1", **asdict(split), **flops)
+    off = off_ratio(parts, device=device, before=step.reset_gradients)
+    metrics["ranges_off"] = metric(off.ratio, "1", noise=off.noise, rounds=off.rounds)
+    said = [*answers(kernels, config, device), str(off)]
+    return metrics | {"answers": metric(len(said), "1", said=said)}
 
 
 def _print_overlap(trace: Path, out: Path) -> None:

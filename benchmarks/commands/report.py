@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchmarks.commands.studies import STUDIES
 from benchmarks.measure.record import Row
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def collect(results: Path) -> tuple[list[Row], list[str]]:
     if (results / "local").is_dir():
         # Traces, pictures and configurations lie there too.
         places += sorted(path for path in (results / "local").iterdir() if _holds_results(path.name))
+        places += sorted(path for name in STUDIES for path in (results / "local" / name).glob("*.jsonl"))
     today = {old: case.id for case in every_case() for old in case.was}
     rows, damaged = load(path for path in places if path.is_dir() or path.suffix in (".json", ".jsonl"))
     return [replace(row, case=today.get(row.case, row.case)) for row in rows], damaged

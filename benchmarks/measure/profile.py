@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.kernel_names import short_name
 from benchmarks.measure.trace import Kernel, kernels_of, load_trace
 
 Part = tuple[str, Callable[[], Any]]
@@ -85,45 +86,6 @@ def profile_parts(
     if device == "cuda" and not any(kernel.lane.startswith("stream") for kernel in kernels):
         raise RuntimeError("the profiler saw no kernels of the GPU; with KINETO_LOG_LEVEL=0 it may say why")
     return kernels
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffRatio:
-    """What marking costs while it is off: minima of alternating rounds.
-
-    Attributes:
-        ratio: marked to bare.
-        noise: the larger to the smaller of two bare series of the same run; a ratio within it says nothing.
-    """
-
-    ratio: float
-    noise: float
-
-
-def off_ratio(
-    parts: Sequence[Part], *, device: str, before: Callable[[], None] = lambda: None, rounds: int = 10
-) -> OffRatio:
-    """Time parts bare and in ranges that are switched off, alternating in one run."""
-    from benchmarks.measure.clock import host_clock
-    from trainstep import ranges
-
-    clock = host_clock(device)
-
-    def bare() -> None:
-        for _, part in parts:
-            part()
-
-    def marked() -> None:
-        for name, part in parts:
-            with ranges.annotate(name):
-                part()
-
-    series: list[tuple[Callable[[], None], list[float]]] = [(bare, []), (marked, []), (bare, [])]
-    for run, seconds in series * rounds:
-        before()
-        seconds.append(clock(run))
-    first, on, second = (min(seconds) for _, seconds in series)
-    return OffRatio(ratio=on / min(first, second), noise=max(first, second) / min(first, second))
 
 
 @contextlib.contextmanager
@@ -258,7 +220,7 @@ def answers(kernels: Sequence[Kernel], config: Any | None = None, device: str = 
     for phase, table in tables.items():
         first = table[0]
         said.append(
-            f"{phase}: the {what} with most time is {first.name} ({first.kind}): {first.share:.1%} of the "
+            f"{phase}: the {what} with most time is {short_name(first.name)} ({first.kind}): {first.share:.1%} of the "
             f"phase, {first.calls} calls, {first.seconds * 1e3:.3f} ms."
         )
     if len(phases) > 1 and "forward" in tables:
@@ -266,7 +228,7 @@ def answers(kernels: Sequence[Kernel], config: Any | None = None, device: str = 
         calls = sum(line.calls for line in tables["forward"] if line.name == first.name)
         same = "the same as" if tables["forward"][0].name == first.name else "another than"
         said.append(
-            f"whole step: most time takes {first.name} ({first.share:.1%}), {same} in forward alone; one "
+            f"whole step: most time takes {short_name(first.name)} ({first.share:.1%}), {same} in forward alone; one "
             f"forward calls it {calls} times."
         )
     if "forward" in tables:
@@ -286,7 +248,8 @@ def _about_products(
     rest = next((line for line in forward if line.kind not in ("matmul", "attention")), None)
     if rest is not None:
         said.append(
-            f"forward, besides products: most time takes {rest.name} ({rest.share:.1%}, {rest.calls} calls)."
+            f"forward, besides products: most time takes {short_name(rest.name)} ({rest.share:.1%}, "
+            f"{rest.calls} calls)."
         )
     return said
 

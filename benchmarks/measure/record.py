@@ -20,7 +20,8 @@ from typing import Any
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "skipped", "red")
 AGAIN = "gate"
-SUITES = ("run", "asv", "pytest", AGAIN)
+STUDY = "study"
+SUITES = ("run", "asv", "pytest", AGAIN, STUDY)
 RESULTS = Path("results")
 LEAST_SAMPLES = 5  # of a published row
 
@@ -33,7 +34,8 @@ class Row:
         case: case id; `cases.case.parse_id` takes it apart.
         version: of the case. Rows of different versions never compare.
         suite: what ran it: "run", "asv", "pytest", or "gate" where an alarm was measured again beside other commits
-            (`env["beside"]`): such rows answer that alarm, see `benchmarks.again`, and are no others' history.
+            (`env["beside"]`): such rows answer that alarm, see `benchmarks.again`, and are no others' history; "study"
+            where `profile` or `precision` explains: such rows are compared with nothing.
         run: id of the run, the file's name.
         machine: name given on the command line, or "local".
         commit: 40 hex digits, None where git does not travel (see `adopt`).

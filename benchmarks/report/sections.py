@@ -14,6 +14,7 @@ from benchmarks.report.history_section import findings_banner, history_section
 from benchmarks.report.html import Html, join, tag
 from benchmarks.report.parts import Page, Section, named, renamed
 from benchmarks.report.sheets import status_badge
+from benchmarks.report.studies import STUDY_AREAS, precision_section, time_section
 
 
 def machine_sections(
@@ -30,6 +31,8 @@ def machine_sections(
         *(area_section(page, identity, name, facts) for name in AREAS),
         _others(page, identity, facts),
         _memory(page, identity, facts),
+        time_section(page, identity, facts),
+        precision_section(page, identity, facts),
         history_section(page, identity, rows, findings),
         _statuses(page, identity, facts),
     ]
@@ -98,7 +101,8 @@ def _headline(page: Page, identity: str, facts: Sequence[Facts]) -> Section | No
 
 
 def _others(page: Page, identity: str, facts: Sequence[Facts]) -> Section | None:
-    chosen = [fact for fact in facts if not any(fact.area in area.names for area in AREAS.values())]
+    shown = {*STUDY_AREAS, *(name for area in AREAS.values() for name in area.names)}
+    chosen = [fact for fact in facts if fact.area not in shown]
     if not chosen:
         return None
     sheet = page.sheets.sheet(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _FORMAT_NAMES = {"md": "Markdown", "tex": "LaTeX", "typ": "Typst", "csv": "CSV"}
-_LONG_TEXT = {"reason", "notes", "finding", "commit", "check"}
+_LONG_TEXT = {"reason", "notes", "finding", "commit", "check", "kernel", "operator", "lesson"}
 _RATIOS = {"peer/ours"}
 MANY_ROWS = 200  # from here on the browser lays a table out only when it comes into view
 
@@ -34,6 +34,7 @@ class Sheets:
         context: Sequence[str] = (),
         extra: tuple[str, Callable[[int], Html]] | None = None,
         opens: Callable[[int], str | None] | None = None,
+        tips: Sequence[str | None] = (),
     ) -> Html | None:
         """A DataFrame as a card with tools; None for an empty one.
 
@@ -44,6 +45,7 @@ class Sheets:
             context: provenance lines below it.
             extra: a further column that only the page has: its name, and a cell for each row number.
             opens: the id of the chart that a row opens.
+            tips: what pointing at each row shows, where it shows anything.
         """
         if frame.empty:
             return None
@@ -69,7 +71,9 @@ class Sheets:
             if extra:
                 cells.insert(1, tag("td", extra[1](number)))
             wrong = "above-peak" if any(ABOVE_PEAK in str(value) for value in row) else None
-            body.append(tag("tr", *cells, class_=wrong, data_open=opens(number) if opens else None))
+            tip = tips[number] if tips else None
+            opened = opens(number) if opens else None
+            body.append(tag("tr", *cells, class_=wrong, data_open=opened, title=tip))
         tools = [tag("span", "Copy:")]
         tools += [tag("button", label, type="button", data_copy=key) for key, label in _FORMAT_NAMES.items()]
         filter_box = tag(

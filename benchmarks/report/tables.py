@@ -29,10 +29,11 @@ MEMORY_AREAS = ("memory",)
 _TEXT = (
     "area | implementation | phase | parameters | status | part | dtype | mask | best peer | peer"
     " | peer status | reason | check | notes | run | case | change | commit | finding | suite | machine | during | made by"
+    " | kernel | operator | kind | most time | sum | result | lesson"
 )
 _WHOLE = (
     "samples | heads | width | length | ranks | bytes | sent bytes | formula bytes | commits | without result"
-    " | times"
+    " | times | calls"
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.adopt import adopt
 from benchmarks.measure.provenance import provenance
-from benchmarks.measure.record import RunWriter, load
+from benchmarks.measure.record import STUDY, RunWriter, load
 from tests.benchmarks.rows import row
 
 pytest_plugins = ["tests.benchmarks.scratch"]
@@ -158,6 +158,31 @@ def test_rows_of_too_few_samples_are_not_published(scratch, history, tmp_path, n
     assert len(adopt(bytes_only, root=scratch.root, results=results, **named)) == 1
     local = measured(tree, tmp_path / "local.jsonl", seconds=(1.0,), run="run-2")
     assert len(adopt(local, root=scratch.root, results=results)) == 1
+
+
+def test_studies_are_filed_by_the_same_rules(scratch, history, tmp_path):
+    """A profile has no samples and needs none; what no commit has is refused."""
+    metrics = {"forward": {"value": 1e-3, "unit": "s", "better": None, "kernels": []}}
+    study = {
+        "suite": STUDY,
+        "cases": ("profile/plain/forward/toy,B1,S8,fp32,w1",),
+        "seconds": (),
+        "metrics": metrics,
+    }
+    tree, results = scratch.unpack(history[1], tmp_path / "tree"), tmp_path / "results"
+    file = measured(tree, tmp_path / "profile.jsonl", run="profile-cuda-1", **study)
+    (place,) = adopt(file, root=scratch.root, machine="gpu", results=results)
+    assert place == results / "records" / "gpu" / history[1] / "profile-cuda-1.jsonl"
+    (row,) = load([results])[0]
+    assert (row.suite, row.metrics, row.dirty) == (STUDY, metrics, False)
+    (tree / "src" / "p.py").write_text("not committed\n")
+    with pytest.raises(ValueError, match="no commit"):
+        adopt(
+            measured(tree, tmp_path / "dirty.jsonl", **study),
+            root=scratch.root,
+            machine="gpu",
+            results=results,
+        )
 
 
 def test_another_run_of_the_same_name_is_kept(scratch, history, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.commands import gate as command
-from benchmarks.measure.record import RunWriter, destination
+from benchmarks.measure.record import STUDY, RunWriter, destination
 from tests.benchmarks.rows import CPU
 from tests.benchmarks.test_gate import ONE, TWO, side
 
@@ -78,6 +78,15 @@ def test_files_and_directories(repository, capsys, tmp_path):
     assert run(capsys, str(old.parent), str(old))[0] == 0
     with pytest.raises(ValueError, match="2 commits"):
         command.gate(str(old.parent.parent), str(new))
+
+
+def test_studies_are_compared_with_nothing(repository, capsys):
+    """Profiled at one commit and not at the next, nothing is missing."""
+    scratch, commits = repository
+    old, new = (file_rows(scratch, commit, {ONE: 1.0}) for commit in commits[:2])
+    file_rows(scratch, commits[0], {TWO: 1.0}, suite=STUDY, run="profile-1")
+    status, out, _ = run(capsys, str(old.parent), str(new.parent))
+    assert status == 0 and "missing" not in out
 
 
 def test_a_damaged_file_is_named_and_the_rest_compared(repository, capsys):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from benchmarks import __main__ as command_line
 from benchmarks.cases import AREAS
 from benchmarks.cases import memory as table
+from benchmarks.cases.registries import ROOT
 from benchmarks.commands.memory_studies import (
     Cell,
     cell_frame,
@@ -20,7 +22,7 @@ from benchmarks.commands.memory_studies import (
     record_step,
     verdicts,
 )
-from benchmarks.measure.record import Row
+from benchmarks.measure.record import STUDY, Row, read_rows, to_line
 from trainstep import ranges
 from trainstep.memory.snapshot import load_snapshot
 from trainstep.specs.model import get_model
@@ -61,13 +63,35 @@ def out_of_memory_row(policy):
     )  # fmt: skip
 
 
-def test_precision(capsys):
-    status, out, _ = run(capsys, "precision", "--dtype", "bf16", "--device", "cpu")
+def test_precision(capsys, tmp_path):
+    status, out, _ = run(capsys, "precision", "--dtype", "bf16", "--device", "cpu", "--out", tmp_path)
     assert status == 0
     for known in ("10.0001", "9.9531", "10.0021"):
         assert known in out
     assert "blocks.0.feed_forward.down" in out
     assert "bfloat16" in out
+    (path,) = tmp_path.iterdir()
+    rows = {row.case: row for row in read_rows(path)}
+    assert list(rows) == [
+        "precision/accumulation/sum/mixed,w1",
+        "precision/autocast/forward_backward/fc1-relu-ln-fc2,bf16,w1",
+        "precision/autocast/forward_backward/toy,B1,S16,L1,bf16,w1",
+    ]
+    sums, toy, _ = rows.values()
+    assert sums.metrics["float16 += float16"]["value"] == 9.953125
+    assert {"what": "output", "of": "fc1", "dtype": "bfloat16"} in toy.metrics["dtypes"]["tensors"]
+    assert {"what": "gradients", "of": "all 4", "dtype": "float32"} in toy.metrics["dtypes"]["tensors"]
+    assert_says_where_it_comes_from(sums)
+
+
+def assert_says_where_it_comes_from(row):
+    """As any measured row does, and with no place of this machine in it."""
+    assert row.suite == STUDY and row.machine == "local"
+    assert len(row.source_sha256) == len(row.ruler_sha256) == 64
+    assert row.env["device"] == "cpu" and row.env["torch"] == str(torch.__version__) and "triton" in row.env
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", row.started_at)
+    stored = to_line(row)
+    assert str(ROOT) not in stored and tempfile.gettempdir() not in stored
 
 
 def test_residuals_and_plan(capsys):
@@ -242,9 +266,19 @@ def test_profile_writes_a_trace_and_answers(capsys, tmp_path):
     traces = sorted(path.name for path in tmp_path.glob("*.trace.json.gz"))
     assert len(traces) == 2
     assert (tmp_path / traces[0]).read_bytes()[:2] == b"\x1f\x8b"
-    written = json.loads((tmp_path / traces[0].replace(".trace.json.gz", ".json")).read_text())
-    assert len(list(tmp_path.iterdir())) == 4
-    assert set(written["tables"]) == {"forward", "backward", "optimizer"}
+    (path,) = tmp_path.glob("*.jsonl")
+    assert len(list(tmp_path.iterdir())) == 3
+    first, second = read_rows(path)
+    assert first.case == "profile/plain/train_step/toy,B4,S16,fp32,w1" and second.case.count("S32")
+    assert {"forward", "backward", "optimizer", "softmax_to_matmul", "ranges_off", "answers"} == set(
+        first.metrics
+    )
+    forward = first.metrics["forward"]
+    (product,) = [line for line in forward["kernels"] if line["name"] == "aten::mm"]
+    assert (product["kind"], product["calls"]) == ("matmul", 2 * 7 + 1)
+    assert forward["value"] == pytest.approx(sum(line["seconds"] for line in forward["kernels"]))
+    assert all(said in out for row in (first, second) for said in row.metrics["answers"]["said"])
+    assert_says_where_it_comes_from(first)
     assert not ranges.is_enabled()
     status, out, _ = run(capsys, "profile", "--overlap", tmp_path / traces[0], "--out", tmp_path)
     assert status == 0
@@ -271,6 +305,10 @@ def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch)
     status, _, err = run(capsys, "profile", "toy", "--context", "16", "--device", "cpu", "--out", tmp_path)
     assert status == 11
     assert "broken forward" in err
+    (path,) = tmp_path.glob("*.jsonl")
+    (row,) = read_rows(path)
+    assert (row.status, row.reason) == ("error", "RuntimeError: broken forward")
+    path.unlink()
 
     def full(self):
         raise torch.OutOfMemoryError("Tried to allocate 20 bytes.")
@@ -279,6 +317,8 @@ def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch)
     status, out, _ = run(capsys, "profile", "toy", "--context", "16", "--device", "cpu", "--out", tmp_path)
     assert status == 0
     assert "out of memory: asked for 20 bytes" in out
+    (row,) = read_rows(next(tmp_path.glob("*.jsonl")))
+    assert row.status == "oom" and row.reason.startswith("out of memory: asked for 20 bytes")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +355,7 @@ def test_a_profiled_step_that_fails_is_no_success(capsys, tmp_path, monkeypatch)
         (("profile", "toy", "--ranks", "3", "--device", "cpu"), "divide over 3 ranks"),
         (("precision", "--dtype", "fp8"), "fp8"),
         (("precision", "huge"), "huge"),
+        (("precision", "--device", "cpu", "--out", f"{__file__}/rows"), "cannot write"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):

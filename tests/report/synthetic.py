@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from benchmarks.measure.record import Row
+from benchmarks.measure.record import STUDY, Row
 from benchmarks.report.trends import Commit
 
 CPU_ENV = {
@@ -168,6 +168,47 @@ def memory_rows() -> list[Row]:
     ]
 
 
+FULL_NAME = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >"
+    "(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)"
+)
+SHORT_NAME = "vectorized_elementwise_kernel<FillFunctor, float>"
+
+
+def study_rows() -> list[Row]:
+    """Two profiled steps with more kernels than the page shows, one that did not fit, and what autocast does."""
+    common: dict[str, Any] = {"suite": STUDY, "run": "profile-1", "machine": "gpu-h200", "env": GPU_ENV}
+    rows = []
+    for length in (128, 512):
+        metrics = {}
+        for phase in ("forward", "backward", "optimizer"):
+            names = [FULL_NAME, *(f"sm80_xmma_gemm_f32_tilesize64x{i}x8" for i in range(9))]
+            kernels = [
+                {"name": name, "kind": "matmul" if number else "other", "calls": 10 + number,
+                 "seconds": (length if number else 3 * length) * 1e-6, "share": (1 if number else 3) / 12}
+                for number, name in enumerate(names)
+            ]  # fmt: skip
+            metrics[phase] = {"value": 12e-6 * length, "unit": "s", "better": None, "kernels": kernels}
+        split = {"softmax_seconds": 4e-4, "matmul_seconds": 1e-4, "other_seconds": 1e-5}
+        metrics["softmax_to_matmul"] = {"value": 4.0, "unit": "1", "better": None, **split}
+        said = [f"forward: the kernel with most time is {SHORT_NAME} (other)", "<i>literally</i>"]
+        metrics["answers"] = {"value": 2, "unit": "1", "better": None, "said": said}
+        rows.append(row(f"profile/plain/train_step/toy,B4,S{length},fp32,w1", metrics=metrics, **common))
+    rows.append(
+        row("profile/plain/train_step/xl,B4,S512,fp32,w1", status="oom", reason="asked for 9 GiB", **common)
+    )
+    sums = {"float16 += float16": {"value": 9.953125, "unit": "1", "better": None, "lesson": "rounded"}}
+    rows.append(row("precision/accumulation/sum/mixed,w1", metrics=sums, **common))
+    for dtype, name in (("fp16", "float16"), ("bf16", "bfloat16")):
+        tensors = [
+            {"what": "output", "of": "fc1", "dtype": name},
+            {"what": "loss", "of": "", "dtype": "float32"},
+        ]
+        found = {"dtypes": {"value": 2, "unit": "1", "better": None, "tensors": tensors}}
+        rows.append(row(f"precision/autocast/forward_backward/fc1-ln,{dtype},w1", metrics=found, **common))
+    return rows
+
+
 REGRESSED = "attention/reference/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 STEADY = "attention/tiled/forward/B1,N4,K4,S256,T256,H64,causal,fp32,w1"
 
@@ -207,4 +248,4 @@ def all_rows() -> list[Row]:
     """Everything above, and one row whose device name tries to be markup."""
     evil = row("attention/tiled/forward/B2,N1,K1,S64,T64,H8,full,fp32,w1", 0.001, machine="evil<b>",
                env=GPU_ENV | {"gpu": EVIL_GPU})  # fmt: skip
-    return [*history_rows(), *attention_rows(), *cpu_rows(), *memory_rows(), evil]
+    return [*history_rows(), *attention_rows(), *cpu_rows(), *memory_rows(), *study_rows(), evil]

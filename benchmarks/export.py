@@ -28,6 +28,7 @@ from benchmarks.measure.record import (
 )
 
 AsvName = Callable[[Case], tuple[str, tuple[str, str]]]
+_MARK = "records"  # first word of the environment's name in files that `to_asv` wrote
 
 
 def to_asv(
@@ -101,6 +102,11 @@ def to_asv(
     return written, left
 
 
+def exported(row: Row) -> bool:
+    """Whether a row was read back from a file that `to_asv` wrote: its record is the original."""
+    return row.suite == "asv" and row.run.partition("-")[2].startswith(f"{_MARK}-")
+
+
 def asv_benchmarks(cases: Sequence[Case], asv_name: AsvName) -> dict[str, dict[str, Any]]:
     """The entries of `benchmarks.json`: one a benchmark, parameters in the cases' order as asv stores
     them."""
@@ -143,7 +149,7 @@ def _merge_benchmarks(path: Path, benchmarks: dict[str, dict[str, Any]]) -> None
 def _environment_name(row: Row) -> str:
     """Names the file and asv's environment: rows of different circumstances never share one."""
     env = row.env
-    parts = ["records", f"py{env.get('python') or ''}"]
+    parts = [_MARK, f"py{env.get('python') or ''}"]
     parts += [f"{name}{env[name]}" for name in ("torch", "triton") if env.get(name)]
     parts += [str(env[name]) for name in ("gpu", "driver") if env.get(name)]
     of_the_case = ("machine", "version", "world_size", "state")

@@ -102,6 +102,7 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
     What a gate measured again answered that gate's question. It is no result of its commit's, and this gate measures
     anew. A study explains and is compared with nothing.
     """
+    from benchmarks.export import exported
     from benchmarks.measure.record import AGAIN, STUDY, load
 
     rows, problems = load(paths)
@@ -109,7 +110,7 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
         raise ValueError(problems[0].replace(": skipped, damaged: ", " is damaged: "))
     for problem in problems:
         print(problem, file=sys.stderr)
-    return [row for row in rows if row.suite not in (AGAIN, STUDY)]
+    return [row for row in rows if row.suite not in (AGAIN, STUDY) and not exported(row)]
 
 
 def _rows_at(commit: str, machine: str | None) -> "list[Row]":

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,11 +26,13 @@ def report(
     file_format: Annotated[
         str | None,
         typer.Option(
-            "--format", help="Also write every table as md, tex, typ or csv, or every figure as png or svg."
+            "--format",
+            help="Also write every table as md, tex, typ or csv, every figure as png or svg, or the records of named"
+            " machines as asv's results (results/asv, which `asv publish` shows).",
         ),
     ] = None,
 ) -> int:
-    """Write the page; with a format, its tables or its figures as files beside it."""
+    """Write the page; with a format, its tables or its figures as files beside it, or records as asv's results."""
     from benchmarks.cases.registries import ROOT
 
     directory = out if out is not None else ROOT / "results" / "html"
@@ -53,13 +56,13 @@ def make_report(
     from benchmarks.report.plots import IMAGE_FORMATS
     from benchmarks.report.trends import regressions, trends
 
-    known_formats = (*FORMATS, *IMAGE_FORMATS)
+    known_formats = (*FORMATS, *IMAGE_FORMATS, "asv")
     if file_format is not None and file_format not in known_formats:
         raise ValueError(f"unknown format {file_format!r}; known: {', '.join(known_formats)}")
     index = directory / "index.html"
     writable(directory)
     if file_format is not None:
-        writable(_folder(directory, file_format))
+        writable(root / "results" / "asv" if file_format == "asv" else _folder(directory, file_format))
     if index.is_dir():
         raise ValueError(f"cannot write {index}: it is a directory")
     rows, damaged = collect(root / "results")
@@ -81,14 +84,32 @@ def make_report(
         links=[("asv site", "asv/index.html")] if (directory / "asv" / "index.html").is_file() else [],
     )
     write_atomically(index, made.html)
-    if file_format is not None:
+    if file_format == "asv":
+        write_asv(rows, root)
+    elif file_format is not None:
         write_files(made, _folder(directory, file_format), file_format)
     return index
+
+
+def write_asv(rows: Sequence[Row], root: Path) -> None:
+    """Records of named machines as results of asv, one file a commit and environment.
+
+    Raises:
+        ValueError: git does not know a commit, or asv's list of benchmarks is damaged.
+    """
+    from benchmarks.cases import every_case
+    from benchmarks.export import to_asv
+    from benchmarks.suite import ASV_TIERS, asv_name
+
+    cases = [case for case in every_case() if case.tier in ASV_TIERS]
+    published = [row for row in rows if row.machine != "local"]
+    to_asv(published, root / "results" / "asv", cases=cases, asv_name=asv_name, root=root)
 
 
 def collect(results: Path) -> tuple[list[Row], list[str]]:
     """Every row under a results directory, under today's case ids, and a line for each damaged file."""
     from benchmarks.cases import every_case
+    from benchmarks.export import exported
     from benchmarks.measure.record import load
 
     places = [results / name for name in ("records", "asv", "pytest-benchmark")]
@@ -98,7 +119,7 @@ def collect(results: Path) -> tuple[list[Row], list[str]]:
         places += sorted(path for name in STUDIES for path in (results / "local" / name).glob("*.jsonl"))
     today = {old: case.id for case in every_case() for old in case.was}
     rows, damaged = load(path for path in places if path.is_dir() or path.suffix in (".json", ".jsonl"))
-    return [replace(row, case=today.get(row.case, row.case)) for row in rows], damaged
+    return [replace(row, case=today.get(row.case, row.case)) for row in rows if not exported(row)], damaged
 
 
 def _holds_results(name: str) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.export import asv_benchmarks, to_asv, to_pytest_benchmark
+from benchmarks.commands.report import collect
+from benchmarks.export import asv_benchmarks, exported, to_asv, to_pytest_benchmark
 from benchmarks.measure.record import AGAIN, load
 from tests.benchmarks.rows import CPU, A, row
 
@@ -81,6 +82,14 @@ def test_asv_keeps_samples_statistics_and_kinds_of_absence(history):
     assert not problems and (CASES[0].id, "ok") in back and (CASES[1].id, "error") in back
     assert (CASES[2].id, "skipped") in back and (CASES[3].id, "ok") in back
     assert {r.version for r in rows if r.case == CASES[3].id} == {3}
+
+
+def test_what_was_exported_is_no_second_result(history):
+    scratch, commits = history
+    (path,), _ = export(scratch, measured(commits[0]))
+    rows, _ = load([path])
+    assert rows and all(map(exported, rows))
+    assert collect(scratch.root / "results") == ([], [])
 
 
 def test_exporting_again_changes_nothing(history):

@@ -23,6 +23,7 @@ catches.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 from benchmarks.measure.record import Row
@@ -102,11 +103,8 @@ class Evidence:
         if not self.rule.processes or len(self.observations) < 2:
             return True
         costs = sorted(self.rule.cost(value, self.better) for value in self.observations)
-        lucky = len(costs) // 10
-        return any(
-            not self.rule.exceeds(*costs[place : place + 2], self.rule.threshold)
-            for place in range(min(lucky, len(costs) - 2) + 1)
-        )
+        pairs = list(pairwise(costs))[: len(costs) // 10 + 1]
+        return any(not self.rule.exceeds(best, second, self.rule.threshold) for best, second in pairs)
 
     def without_best(self) -> "Evidence":
         """The same less its best observation."""

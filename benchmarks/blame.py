@@ -15,7 +15,8 @@ def blame(
     current: str,
     past: Mapping[str, Evidence | None],
 ) -> tuple[Step[Evidence] | None, bool]:
-    """The step that made `after` worse than the best before it.
+    """The step that made `after` worse than the best before it: the last one that leads from levels near the best to
+    levels near `after`. A commit that is worse than the best by a tenth did not make what is twice as slow now.
 
     Args:
         before: at the baseline.
@@ -52,10 +53,16 @@ def _search(
     inside = baseline in results
     later: Sequence[str] = commits[commits.index(baseline) + 1 :] if inside and baseline else commits
     results[current] = after
-    step = first_bad([*commits, current], results, worse=evidence.worse, before=None if inside else before)
+
+    def slow(best: Evidence, value: Evidence) -> bool:
+        return evidence.worse(best, value) and (value is after or evidence.past_half(best, after, value))
+
+    step = first_bad(
+        [*commits, current], results, worse=evidence.worse, slow=slow, before=None if inside else before
+    )
     if step is None and evidence.worse(before, after):
         # The baseline is a little better than the level that the history started from.
-        step = first_bad([*later, current], results, worse=evidence.worse, before=before)
+        step = first_bad([*later, current], results, worse=evidence.worse, slow=slow, before=before)
     return step
 
 

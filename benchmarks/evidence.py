@@ -223,6 +223,14 @@ def worse(before: Evidence, after: Evidence) -> bool:
     return rule.exceeds(median(old), median(new), threshold) and _quantile(new, 0.25) > _quantile(old, 0.75)
 
 
+def past_half(best: Evidence, after: Evidence, value: Evidence) -> bool:
+    """Whether `value` lies more than half of the way from `best` to the worse `after`, or beyond it: of ratios, half
+    of the logarithm."""
+    rule = after.rule
+    start, end, here = (rule.cost(e.value, e.better) for e in (best, after, value))
+    return 2 * here > start + end if rule.absolute else here * here > start * end
+
+
 def better(before: Evidence, after: Evidence) -> bool:
     """Whether `after` is better than `before` beyond doubt."""
     return worse(after, before)

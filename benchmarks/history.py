@@ -93,9 +93,10 @@ def first_bad(
     results: Mapping[str, T],
     *,
     worse: Callable[[T, T], bool],
+    slow: Callable[[T, T], bool] | None = None,
     before: T | None = None,
 ) -> Step[T] | None:
-    """Where the last measured commit's slowness began: it and all since are worse than the best before them.
+    """Where the last measured commit's slowness began: it and all since are slow beside the best before them.
 
     10, 20, 15 began at the second commit although the third is faster than it: the best so far is 10.
 
@@ -103,6 +104,7 @@ def first_bad(
         commits: oldest first.
         results: by commit; a commit may lack one.
         worse: `worse(old, new)`.
+        slow: `slow(best, new)`: which commits count as slow; by default those that are worse.
         before: a level from before the first commit, if known.
 
     Returns:
@@ -114,7 +116,7 @@ def first_bad(
     bad: int | None = None  # the first of the bad ones that reach to the end
     for index in measured:
         value = results[commits[index]]
-        if best is not None and worse(best, value):
+        if best is not None and (slow or worse)(best, value):
             bad = index if bad is None else bad
             continue
         good, bad = index, None

@@ -97,6 +97,21 @@ def test_one_lucky_process_is_no_level_to_measure_by():
     assert finding.good == COMMITS[3] and finding.suspects == (COMMITS[4],)
 
 
+def test_what_is_a_little_slower_did_not_make_what_is_twice_as_slow():
+    # Seen: equal code but for the fifth commit; two good processes of the third, slow ones of the fourth.
+    levels = [
+        (53.8, 48.8, 44.7, 44.7, 64.2),
+        (65.0, 54.5, 57.7, 58.0, 49.6),
+        (40.9, 42.4, 46.6, 60.4, 58.0),
+        (49.0, 53.7, 59.1, 67.3, 48.7),
+        (125, 106, 110, 128, 139),
+        (138, 151, 124, 122, 137),
+    ]
+    past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
+    (finding,) = compare(past[0][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[3] and finding.suspects == (COMMITS[4],)
+
+
 def test_two_lucky_processes_are_a_level():
     levels = [(10, 12, 13, 14, 15), (20, 20, 20, 20, 20), (20, 20, 20, 20, 20)]
     past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]

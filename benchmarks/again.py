@@ -74,7 +74,7 @@ class Judgement:
         """
         if self.step is not None:
             return self.step.good, self.step.suspects
-        between = _between(line, question)[1:]
+        between = commits_between(line, question)[1:]
         return (
             alone if alone[1] and set(between or alone[1]) >= set(alone[1]) else (question[0], tuple(between))
         )
@@ -121,12 +121,12 @@ def _step(
     if before is None or after is None:
         return None
     # Commits that were left out widen the range.
-    past = {name: found.get(name) for name in _between(line, question) or found}
+    past = {name: found.get(name) for name in commits_between(line, question) or found}
     step, certain = blame(before, after, baseline=best, current=current, past=past)
     return step if certain else None
 
 
-def _between(line: Sequence[str], question: tuple[str, str]) -> Sequence[str]:
+def commits_between(line: Sequence[str], question: tuple[str, str]) -> Sequence[str]:
     """The commits from the best to the current one, both included; none where the line lacks one of them."""
     first, last = (line.index(name) if name in line else -1 for name in question)
     return line[first : last + 1] if 0 <= first <= last else ()

@@ -71,9 +71,9 @@ def _sure(results: Mapping[str, Evidence]) -> dict[str, Evidence]:
     process is beyond every one of another commit.
 
     Of any other unsteady one that looks worse nobody knows whether the commit was slow or the machine busy: as
-    if it had not been measured, which widens the range of suspects. An unsteady one that looks better than every
-    steady one is as good as the best of those and no better: its one lucky process shows that the commit is not
-    slow, but as a level to be measured by it would make all the others slow.
+    if it had not been measured, which widens the range of suspects. The one best process of an unsteady one that
+    looks better than every steady one shows that the commit is not slow; as a level to be measured by it would
+    make all the others slow. So such a commit is as good as its second process or the best steady commit.
     """
     settled = {commit: value.settled() for commit, value in results.items()}
     steady = [value for value in results.values() if value.steady]

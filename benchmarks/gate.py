@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks import evidence
-from benchmarks.again import Judgement, Round, judge
+from benchmarks.again import Judgement, Round, commits_between, judge
 from benchmarks.blame import blame
 from benchmarks.circumstances import differences, other_host, pools
 from benchmarks.evidence import Evidence, NotFiniteError
@@ -421,8 +421,14 @@ def _left(finding: Finding, again: _Again) -> tuple[str, ...]:
     said = again.judgement(finding.case, finding.metric, finding.against)
     if said is None or said.step is None or not said.unsteady.intersection(finding.suspects[:-1]):
         return ()
-    wanted = {finding.against, finding.good, *finding.suspects, again.here}
-    return tuple(name for name in again.line if name in wanted)
+    return _suspected(finding, again)
+
+
+def _suspected(finding: Finding, again: _Again) -> tuple[str, ...]:
+    """The best and the current commit, and between them the last good one and the suspects."""
+    ends = finding.against or "", again.here
+    between = (finding.good, *finding.suspects)
+    return (ends[0], *(name for name in between if name is not None and name not in ends), ends[1])
 
 
 def _blamed(finding: Finding, again: _Again) -> Finding:
@@ -438,13 +444,12 @@ def _blamed(finding: Finding, again: _Again) -> Finding:
 def _since(finding: Finding, again: _Again) -> tuple[str, ...]:
     """The commits to measure beside one another: all from the best to the current one or, where those are too many,
     the suspects with the commit before them; only both ends where there is nothing to choose from, or too much."""
-    best = finding.against or ""
-    every = tuple(again.line[again.line.index(best) :]) if best in again.line else ()
+    ends = finding.against or "", again.here
+    every = tuple(commits_between(again.line, ends))
     if 0 < len(every) <= MOST_SUSPECTS + 1:
         return every
-    between = [name for name in (finding.good, *finding.suspects) if name not in (None, best, again.here)]
-    chosen = (best, *(name for name in between if name is not None), again.here)
-    return chosen if 1 < len(finding.suspects) <= MOST_SUSPECTS and finding.good else (best, again.here)
+    chosen = 1 < len(finding.suspects) <= MOST_SUSPECTS and finding.good
+    return _suspected(finding, again) if chosen else ends
 
 
 def _after(finding: Finding, again: _Again) -> Finding:

@@ -82,39 +82,39 @@ def test_a_range_of_suspects_is_measured_again_to_name_one():
     assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
 
 
-def test_one_lucky_process_is_no_level_to_measure_by():
-    # Seen: the third commit has one process of 40 and four above 60; the fifth doubled the time.
-    levels = [
-        (54, 57, 49, 52, 59),
-        (71, 59, 53, 62, 62),
-        (41, 77, 63, 68, 60),
-        (55, 51, 66, 51, 56),
-        (118, 158, 149, 125, 141),
-        (137, 179, 127, 156, 155),
-    ]
-    past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
-    (finding,) = compare(past[0][1], past[-1][1], history=past)
-    assert finding.good == COMMITS[3] and finding.suspects == (COMMITS[4],)
+def measured(levels):
+    """A history of one commit a line, of one process a level."""
+    return [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
 
 
-def test_what_is_a_little_slower_did_not_make_what_is_twice_as_slow():
-    # Seen: equal code but for the fifth commit; two good processes of the third, slow ones of the fourth.
-    levels = [
-        (53.8, 48.8, 44.7, 44.7, 64.2),
-        (65.0, 54.5, 57.7, 58.0, 49.6),
-        (40.9, 42.4, 46.6, 60.4, 58.0),
-        (49.0, 53.7, 59.1, 67.3, 48.7),
-        (125, 106, 110, 128, 139),
-        (138, 151, 124, 122, 137),
-    ]
-    past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
+# Each seen: equal code but for the fifth commit, which doubled the time.
+ONE_LUCKY_PROCESS_OF_THE_THIRD = [
+    (54, 57, 49, 52, 59),
+    (71, 59, 53, 62, 62),
+    (41, 77, 63, 68, 60),
+    (55, 51, 66, 51, 56),
+    (118, 158, 149, 125, 141),
+    (137, 179, 127, 156, 155),
+]
+TWO_GOOD_ONES_AND_A_SLOW_FOURTH = [
+    (53.8, 48.8, 44.7, 44.7, 64.2),
+    (65.0, 54.5, 57.7, 58.0, 49.6),
+    (40.9, 42.4, 46.6, 60.4, 58.0),
+    (49.0, 53.7, 59.1, 67.3, 48.7),
+    (125, 106, 110, 128, 139),
+    (138, 151, 124, 122, 137),
+]
+
+
+@pytest.mark.parametrize("levels", [ONE_LUCKY_PROCESS_OF_THE_THIRD, TWO_GOOD_ONES_AND_A_SLOW_FOURTH])
+def test_noise_before_a_doubled_step_takes_no_blame(levels):
+    past = measured(levels)
     (finding,) = compare(past[0][1], past[-1][1], history=past)
     assert finding.good == COMMITS[3] and finding.suspects == (COMMITS[4],)
 
 
 def test_two_lucky_processes_are_a_level():
-    levels = [(10, 12, 13, 14, 15), (20, 20, 20, 20, 20), (20, 20, 20, 20, 20)]
-    past = [(commit, processes(level, commit)) for commit, level in zip(COMMITS, levels, strict=False)]
+    past = measured([(10, 12, 13, 14, 15), (20, 20, 20, 20, 20), (20, 20, 20, 20, 20)])
     (finding,) = compare(past[1][1], past[-1][1], history=past)
     assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)
     assert finding.baseline == pytest.approx(12)
@@ -137,6 +137,25 @@ def test_suspects_that_a_busy_machine_cannot_tell_apart_are_measured_once_more()
     (finding,) = compare(past[0][1], past[-1][1], history=past, remeasure=again)
     assert asked[2:] == [COMMITS[:5], [COMMITS[0], *COMMITS[1:3], COMMITS[3], COMMITS[4]]]
     assert finding.good == COMMITS[1] and finding.suspects == (COMMITS[2],)
+
+
+def test_they_are_measured_beside_a_best_commit_from_before_the_window_too():
+    asked = []
+
+    def again(cases, commits):
+        asked.append(commits)
+        busy = len(asked) == 3
+        return [
+            processes([10, 10, 10, 10, 16] if commit in (A, COMMITS[0]) else [15, 17, 19, 21, 23], commit)
+            if busy and commit in (A, *COMMITS[:2])
+            else side({ONE: 10 if commit in (A, COMMITS[0]) else 15}, commit=commit)
+            for commit in commits
+        ]
+
+    past = history([10, None, None, 15])
+    (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past, remeasure=again)
+    assert asked[2:] == 2 * [[A, *COMMITS[:4]]]
+    assert finding.good == COMMITS[0] and finding.suspects == (COMMITS[1],)
 
 
 def test_a_commit_that_cannot_be_measured_is_not_tried_for_ever():

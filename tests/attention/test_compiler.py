@@ -10,29 +10,18 @@ import pytest
 _COMPILE = """
 import sys
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+from tests.compile_only import CompileOnly, for_hopper
 from trainstep.attention.triton import launch, tuning
 from trainstep.attention.triton import backward as kernels
 
-class NoDevice:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=None): return 0
+def report(kernel, built):
+    print(kernel.fn.__name__, built.metadata.shared, "wgmma" in built.asm["ptx"], sep=",")
 
-class CompileOnly:
-    def __init__(self, kernel): self.kernel = kernel
-    def __getitem__(self, grid):
-        def compile(*arguments, **options):
-            built = self.kernel.warmup(*arguments, grid=grid, **options)
-            print(self.kernel.fn.__name__, built.metadata.shared, "wgmma" in built.asm["ptx"], sep=",")
-        return compile
-
-driver.set_active(NoDevice())
+for_hopper()
 launch._check_device = lambda q: None
-launch.forward_kernel = CompileOnly(launch.forward_kernel)
+launch.forward_kernel = CompileOnly(launch.forward_kernel, report)
 for name in ("delta_kernel", "dq_kernel", "dkdv_kernel"):
-    setattr(kernels, name, CompileOnly(getattr(kernels, name)))
+    setattr(kernels, name, CompileOnly(getattr(kernels, name), report))
 tuning.interpreted = lambda: False
 torch.cuda.get_device_capability = lambda: (9, 0)
 

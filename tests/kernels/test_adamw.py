@@ -97,26 +97,15 @@ def test_refusals(change, message):
 
 _COMPILE = """
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+from tests.compile_only import CompileOnly, for_hopper
 from trainstep.kernels.adamw import function
 
-class NoDevice:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=None): return 0
+def report(kernel, built):
+    ptx = built.asm["ptx"]
+    print("ld.global.v4" in ptx, "local" in ptx)
 
-class CompileOnly:
-    def __init__(self, kernel): self.kernel = kernel
-    def __getitem__(self, grid):
-        def compile(*arguments, **options):
-            built = self.kernel.warmup(*arguments, grid=grid, **options)
-            ptx = built.asm["ptx"]
-            print("ld.global.v4" in ptx, "local" in ptx)
-        return compile
-
-driver.set_active(NoDevice())
-function.adamw_kernel = CompileOnly(function.adamw_kernel)
+for_hopper()
+function.adamw_kernel = CompileOnly(function.adamw_kernel, report)
 function.os.environ["TRITON_INTERPRET"] = "1"  # past the check of the device
 p, g = torch.zeros(10_000), torch.zeros(10_000, dtype=torch.bfloat16)
 hyper = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)

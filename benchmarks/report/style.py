@@ -34,6 +34,10 @@ class Theme:
     series: tuple[str, ...]
 
 
+def _hues(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 LIGHT = Theme(
     ground="#f6f7f9",
     surface="#ffffff",
@@ -46,7 +50,10 @@ LIGHT = Theme(
     good="#00734f",
     bad="#b3420a",
     warn="#8a6100",
-    series=("#0072b2", "#d55e00", "#009e73", "#c2609a", "#b57f00", "#3fa3dd", "#6b7280", "#7b4fbf"),
+    series=_hues(
+        "#0072b2 #d55e00 #009e73 #c2609a #b57f00 #3fa3dd #6b7280 "
+        "#7b4fbf #b3123f #6b7a00 #7a4a21 #008b94 #30343b"
+    ),
 )
 DARK = Theme(
     ground="#0e1116",
@@ -60,7 +67,10 @@ DARK = Theme(
     good="#3ecf9a",
     bad="#ff8f57",
     warn="#f0bf4c",
-    series=("#4aa8e8", "#ff8642", "#2fc795", "#e596c3", "#f0b83f", "#9bd8ff", "#a3adba", "#b394f0"),
+    series=_hues(
+        "#4aa8e8 #ff8642 #2fc795 #e596c3 #f0b83f #9bd8ff #a3adba "
+        "#b394f0 #ff6b8b #b9c94a #c99668 #4fd3da #f5ead2"
+    ),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FONT = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")

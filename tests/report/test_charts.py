@@ -5,7 +5,9 @@ import pytest
 from benchmarks.report import charts, memory_charts
 from benchmarks.report.chart import file_name
 from benchmarks.report.facts import facts_of, latest
+from benchmarks.report.style import DARK, LIGHT, color_of
 from tests.report.synthetic import CPU_ENV, GPU_ENV, attention_rows, cpu_rows, is_peer, memory_rows, row, work
+from trainstep.attention import ATTENTION
 
 
 def series(chart, name):
@@ -197,6 +199,11 @@ def test_a_name_keeps_its_color_over_charts():
     one, two = (attention_chart(phase) for phase in ("forward", "forward-backward"))
     assert {s.name: s.color for s in one.series} == {s.name: s.color for s in two.series}
     assert len({s.color for s in one.series}) == len(one.series)
+
+
+def test_every_implementation_of_attention_has_a_hue_of_its_own():
+    for theme in (LIGHT, DARK):
+        assert len({color_of(index, theme) for index in range(len(ATTENTION))}) == len(ATTENTION)
 
 
 @pytest.mark.parametrize("text", ["../../etc/passwd", "a b/c", "<script>", "", "ünïcode", "x" * 500])

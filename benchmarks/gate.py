@@ -57,6 +57,7 @@ class Finding:
         confirmed: an alternating re-measurement confirmed the regression; None: there was none.
         good: the last commit before the regression, where the history knows.
         suspects: the commits that may have made it, oldest first; one is a proof.
+        unknown: why there are none, where a history was given.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Finding:
     confirmed: bool | None = None
     good: str | None = None
     suspects: tuple[str, ...] = ()
+    unknown: str = ""
 
     @property
     def status(self) -> int:
@@ -300,7 +302,8 @@ def _quantity(
     if against != old_commit:
         finding = replace(finding, detail=_join("the best so far; baseline " + _number(before), doubts))
     # Two sides alone say nothing about the commits between them.
-    finding = replace(finding, good=step.good, suspects=step.suspects if past else ())
+    unknown = "no earlier result" if past else ""
+    finding = replace(finding, good=step.good, suspects=step.suspects, unknown=unknown)
     return replace(finding, kind="regressed") if certain else finding
 
 

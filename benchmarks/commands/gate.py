@@ -28,7 +28,10 @@ def gate(
         str | None, typer.Option(help="Regular expression of case ids that may be missing.")
     ] = None,
     history: Annotated[
-        int, typer.Option(help="Commits to look back for the best result and the first slow commit.")
+        int,
+        typer.Option(
+            help="Commits to look back, at least to the baseline, for the best result and the first slow one."
+        ),
     ] = 20,
     remeasure: Annotated[
         bool, typer.Option(help="Measure an alarm again, both commits alternating, before it counts.")
@@ -43,6 +46,7 @@ def gate(
     """
     from benchmarks.cases import every_case
     from benchmarks.gate import compare, exit_status
+    from benchmarks.history import is_older
 
     if history < 0:
         raise ValueError(f"history must not be negative, got {history}")
@@ -54,10 +58,14 @@ def gate(
         was={case.id: case.was for case in every_case() if case.was},
         allow_missing=allow_missing,
         remeasure=_remeasure(after.rows, rounds) if remeasure else None,
-        history=_history(after, machine, history),
+        history=_history(before, after, machine, history),
     )
     status = exit_status(findings)
     _print(findings, before, after)
+    if before.commit and after.commit and is_older(ROOT, after.commit, before.commit):
+        print(
+            "the current commit is older than the baseline: no commit of its history came after the baseline"
+        )
     print(_summary(findings, status))
     if rounds:
         try:
@@ -122,12 +130,12 @@ def _rows_at(commit: str, machine: str | None) -> "list[Row]":
     return next((rows for place in places if place.is_dir() and (rows := _load([place]))), [])
 
 
-def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
+def _history(before: Side, after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
     """Rows of the commits up to the current one, oldest first, asv's among them; none where git does not know it.
 
     Only rows of the series that is gated count: `compare` sees to it.
     """
-    from benchmarks.history import first_parent
+    from benchmarks.history import look_back
     from benchmarks.measure.record import RESULTS, destination
 
     # A commit that changed only text has the rows of the one before it.
@@ -135,7 +143,7 @@ def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, l
     if here is None or count == 0:
         return []
     try:
-        commits = first_parent(ROOT, here, count + 1)
+        commits = look_back(ROOT, here, count, before.rows[0].commit if before.rows else None)
     except ValueError:
         return []
     asv = ROOT / RESULTS / ("local/asv/local" if machine is None else f"asv/{machine}")
@@ -268,9 +276,10 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def _since(finding: "Finding") -> str:
-    """The commit that made a regression, or the range of those that may have."""
+    """The commit that made a regression, or the range of those that may have, or why nobody knows."""
     if not finding.suspects:
-        return ""
+        known = finding.kind != "regressed" or not finding.unknown
+        return "" if known else f"not known: {finding.unknown}"
     first, last = finding.suspects[0], finding.suspects[-1]
     short = [name if " " in name else name[:10] for name in (first, last)]
     if len(finding.suspects) == 1:

@@ -46,6 +46,42 @@ def test_two_commits(repository, capsys):
     assert run(capsys, "HEAD~3", "HEAD~3", machine="box")[0] == 0
 
 
+@pytest.mark.parametrize("back", [1, 2, 3, 20])
+def test_a_baseline_older_than_the_window_is_looked_back_to(repository, capsys, back):
+    scratch, commits = repository
+    commits.append(scratch.commit({"src/a.py": "4"}))
+    for commit, value in zip(commits, (1.0, 2.0, 2.0, 2.0, None, 2.0), strict=True):
+        if value is not None:
+            file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, commits[0], history=back)
+    assert status == 13 and f"since {commits[1][:10]} 'commit 1" in out
+
+
+def test_a_baseline_on_another_branch_names_nobody(repository, capsys):
+    scratch, commits = repository
+    scratch.git("checkout", "-q", "-b", "side", commits[0])
+    aside = scratch.commit({"src/b.py": "aside"})
+    scratch.git("checkout", "-q", "main")
+    for commit, value in zip((aside, *commits[1:4]), (1.0, 2.0, 2.0, 2.0), strict=True):
+        file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, "side")
+    assert status == 13 and "not known: no earlier result" in out
+    assert not any(f"since {commit[:10]}" in out for commit in commits)
+
+
+@pytest.mark.parametrize("back", [1, 2, 20])
+def test_a_current_commit_older_than_the_baseline(repository, capsys, back):
+    scratch, commits = repository
+    for commit, value in ((commits[2], 2.0), (commits[3], 1.0)):
+        file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, commits[3], commits[2], history=back)
+    assert status == 13 and "not known: no earlier result" in out and "older than the baseline" in out
+    assert "older than" not in run(capsys, commits[2], commits[3], history=back)[1]
+    file_rows(scratch, commits[0], {ONE: 1.0})  # what came before it tells since when
+    status, out, _ = run(capsys, commits[3], commits[2], history=2)
+    assert f"since {commits[1][:10]}..{commits[2][:10]} (2 commits)" in out
+
+
 def test_the_default_is_head_and_a_commit_of_text_has_the_results_before_it(repository, capsys):
     scratch, commits = repository
     file_rows(scratch, commits[2], {ONE: 1.0})

@@ -57,14 +57,14 @@ def gate(
         after.rows,
         was={case.id: case.was for case in every_case() if case.was},
         allow_missing=allow_missing,
-        remeasure=_remeasure(after.rows, rounds) if remeasure else None,
+        remeasure=_remeasure(before.rows, after.rows, rounds) if remeasure else None,
         history=_history(before, after, machine, history),
     )
     status = exit_status(findings)
     _print(findings, before, after)
     if before.commit and after.commit and is_older(ROOT, after.commit, before.commit):
         print(
-            "the current commit is older than the baseline: no commit of its history came after the baseline"
+            "the current commit is older than the baseline: no commit since the baseline can have made a regression"
         )
     print(_summary(findings, status))
     if rounds:
@@ -156,18 +156,22 @@ def _history(before: Side, after: Side, machine: str | None, count: int) -> "lis
     return list({**found, here: list(after.rows)}.items())
 
 
-def _remeasure(rows: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":
-    """The alternating runner, when the rows are this machine's; None when they are another's.
+def _remeasure(before: "Sequence[Row]", after: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":
+    """The alternating runner, when the rows are this machine's and of commits and a work tree that are here; else None.
 
     What it measures between commits is put into `rounds`; a work tree that differs from them is no history.
     """
     from benchmarks.again import Round
     from benchmarks.measure.alternate import alternate
-    from benchmarks.measure.provenance import head_commit
+    from benchmarks.measure.provenance import SOURCE, head_commit, tree_id, tree_sha256
 
-    if not rows or head_commit(ROOT) is None:
+    if not after or head_commit(ROOT) is None:
         return None
-    device = _device_here(rows[0])
+    trees = {row.source_sha256 for row in after if row.dirty or row.commit is None}
+    commits = {row.commit for row in (*before, *after) if not row.dirty and row.commit is not None}
+    if trees - {tree_sha256(ROOT / SOURCE)} or any(tree_id(ROOT, name, SOURCE) is None for name in commits):
+        return None
+    device = _device_here(after[0])
     if device is None:
         return None
 

@@ -71,6 +71,24 @@ def test_nobody_before_the_baseline_is_blamed():
     assert finding.good == COMMITS[1] and finding.suspects == tuple(COMMITS[2:4])
 
 
+def test_a_commit_beside_itself_may_still_be_worse_than_the_best_before_it():
+    again = Remeasure({ONE: 10}, {ONE: 20})
+    past = history([10, 20])
+    (finding,) = compare(past[1][1], past[1][1], history=past, remeasure=again)
+    assert finding.confirmed and (finding.against, finding.suspects) == (COMMITS[0], (COMMITS[1],))
+
+
+@pytest.mark.parametrize("level", [20, None])
+def test_what_differs_within_one_commit_is_no_commit_s_doing(level):
+    past = history([10, 10])
+    current = shaky(20, COMMITS[1]) if level is None else side({ONE: 20}, commit=COMMITS[1])
+    before = shaky(10, COMMITS[1]) if level is None else past[1][1]
+    again = Remeasure({ONE: 10}, {ONE: 10})
+    (finding,) = compare(before, current, history=past, remeasure=again)
+    assert (finding.suspects, finding.against, again.asked) == ((), COMMITS[1], [])
+    assert finding.kind == ("unchanged" if level is None else "regressed"), "too busy to tell stays so"
+
+
 def processes(levels, commit):
     """One process a level."""
     return [row(ONE, (level,), process=i, commit=commit) for i, level in enumerate(levels)]

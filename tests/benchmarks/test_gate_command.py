@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.commands import gate as command
+from benchmarks.measure.provenance import tree_sha256
 from benchmarks.measure.record import STUDY, RunWriter, destination
 from tests.benchmarks.rows import CPU
 from tests.benchmarks.test_gate import ONE, TWO, side
@@ -189,6 +190,32 @@ def test_an_alarm_is_measured_again_on_the_machine_it_is_from(repository, capsys
     assert run(capsys, commits[0], commits[1], remeasure=False)[0] == 13
 
 
+def test_within_one_commit_the_rows_decide(repository, capsys, monkeypatch, tmp_path):
+    """Two environments, one commit: the checkout cannot tell them apart, and no commit is to blame."""
+    scratch, commits = repository
+    file_rows(scratch, commits[0], {ONE: 1.0})
+    files = []
+    for value in (1.0, 2.0):
+        writer = RunWriter.to_file(tmp_path / f"{value}.jsonl")
+        for each in side({ONE: value}, commit=commits[1], machine="local"):
+            writer.add(each)
+        files.append(str(writer.path))
+
+    def again(root, which, cases, **options):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(command, "_device_here", lambda row: "cpu")
+    monkeypatch.setattr("benchmarks.measure.alternate.alternate", again)
+    status, out, _ = run(capsys, *files)
+    assert (
+        status == 13
+        and "not known: both sides are of one commit" in out
+        and "since" not in out.splitlines()[-1]
+    )
+    assert "no re-measurement of a commit tells its rows apart" in out
+    assert run(capsys, *files[::-1])[0] == 0
+
+
 def test_rows_of_another_processor_are_not_this_machines():
     from benchmarks.measure.provenance import environment
     from tests.benchmarks.rows import row
@@ -311,10 +338,32 @@ def test_an_interrupted_gate_keeps_nothing(measured, capsys, monkeypatch):
 def test_what_a_work_tree_gave_is_not_kept(measured, capsys, tmp_path):
     scratch, commits, _ = measured
     writer = RunWriter.to_file(tmp_path / "dirty.jsonl")
-    for each in side({ONE: 1.5}, commit=commits[3], machine="local", dirty=True):
+    here = tree_sha256(scratch.root / "src")
+    for each in side({ONE: 1.5}, commit=commits[3], machine="local", dirty=True, source_sha256=here):
         writer.add(each)
     status, out, _ = run(capsys, commits[0], str(writer.path))
-    assert status == 13 and "measured again" in out and kept_files(scratch) == []
+    assert status == 13 and "x1.2 measured again" in out and kept_files(scratch) == []
+
+
+@pytest.mark.parametrize(
+    "current, fields",
+    [
+        (True, {"dirty": True}),
+        (True, {"dirty": True, "commit": None}),
+        (True, {"commit": "f" * 40}),
+        (False, {"commit": "f" * 40}),
+    ],
+)
+def test_rows_of_a_tree_that_is_not_here_decide(measured, capsys, tmp_path, fields, current):
+    """Another work tree, or a commit of another repository."""
+    _, commits, _ = measured
+    foreign = tmp_path / "foreign.jsonl"
+    writer = RunWriter.to_file(foreign)
+    for each in side({ONE: 1.5 if current else 0.5}, machine="local", **{"commit": commits[3], **fields}):
+        writer.add(each)
+    sides = (commits[0], str(foreign)) if current else (str(foreign), commits[0])
+    status, out, _ = run(capsys, *sides)
+    assert status == 13 and out.splitlines()[-1].endswith("not measured again; exit status 13")
 
 
 def test_a_named_machine_s_are_published_where_the_ruler_is_a_commit_s(measured, capsys):

@@ -6,10 +6,11 @@ it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from benchmarks.measure.provenance import RULER, SOURCE, git, tree_id
+from benchmarks.measure.provenance import RULER, SOURCE, git
 
 T = TypeVar("T")
 
@@ -69,22 +70,24 @@ def subject(root: Path, commit: str) -> str:
         return ""
 
 
-def with_same_code(root: Path, commit: str) -> list[str]:
-    """The commit and the first-parent ancestors before it whose src/ and benchmarks/ are the same, newest
-    first.
+def trees(root: Path, commits: Sequence[str]) -> list[tuple[str | None, str | None]]:
+    """Git's ids of src/ and benchmarks/ of each commit, None for what it lacks; also of an abbreviated one.
 
-    What was measured at one of them was measured for all: the later ones changed only text.
+    What was measured at one commit was measured for all with equal trees.
     """
+    names = "".join(f"{commit}:{directory}\n" for commit in commits for directory in (SOURCE, RULER))
+    answers = git(root, "cat-file", "--batch-check", stdin=names.encode()).decode().splitlines()
+    ids = [None if answer.endswith((" missing", " ambiguous")) else answer.split()[0] for answer in answers]
+    return list(zip(ids[::2], ids[1::2], strict=True))
 
-    def trees(one: str) -> tuple[str | None, str | None]:
-        return tree_id(root, one, SOURCE), tree_id(root, one, RULER)
 
-    same: list[str] = []
-    for one in reversed(first_parent(root, commit)):
-        if same and trees(one) != trees(commit):
-            break
-        same.append(one)
-    return same
+def with_same_code(root: Path, commit: str) -> list[str]:
+    """The commit and the first-parent ancestors before it up to which only text was changed, newest first."""
+    line = first_parent(root, commit)[::-1]
+    measured = trees(root, line)
+    return [
+        one for one, _ in takewhile(lambda pair: pair[1] == measured[0], zip(line, measured, strict=True))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +91,7 @@ def _side(text: str, machine: str | None) -> Side:
     Raises:
         ValueError: it is none of them, or a file with rows of several commits.
     """
-    from benchmarks.history import resolve
+    from benchmarks.history import resolve, with_same_code
 
     if Path(text).exists():
         rows = _load([Path(text)], named=Path(text).is_file())
@@ -99,9 +100,12 @@ def _side(text: str, machine: str | None) -> Side:
             raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")
         return Side(name=text, rows=rows, commit=commits.pop() if commits else None)
     commit = resolve(ROOT, text)
-    # A clean row is of the commit; a dirty one is of nobody's.
-    rows = [row for row in _rows_at(commit, machine) if not row.dirty]
-    return Side(name=f"{text} ({commit[:10]})" if text != commit else commit[:10], rows=rows, commit=commit)
+    rows = _filed([commit], machine)[commit]
+    name = f"{text} ({commit[:10]})" if text != commit else commit[:10]
+    # A commit that changed only text goes by the one before it that was measured, as it does on the page.
+    measured = {row.commit for row in rows}
+    commit = next((one for one in with_same_code(ROOT, commit) if one in measured), commit)
+    return Side(name=name, rows=[replace(row, commit=commit) for row in rows], commit=commit)
 
 
 def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
@@ -121,13 +125,38 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
     return [row for row in rows if row.suite not in (AGAIN, STUDY) and not exported(row)]
 
 
-def _rows_at(commit: str, machine: str | None) -> "list[Row]":
-    """Rows filed under the commit or, when it changed only text, under the one whose code it has."""
-    from benchmarks.history import with_same_code
+def _filed(commits: "Sequence[str]", machine: str | None, *, asv: bool = False) -> "dict[str, list[Row]]":
+    """Clean rows of each commit, on request asv's among them; a dirty one is nobody's.
+
+    They are filed under the commit or, of what it has no rows, under any whose src/ and benchmarks/ are the same:
+    `adopt` takes the oldest of these, `run` the one checked out.
+    """
+    from benchmarks.history import trees
     from benchmarks.measure.record import RESULTS, destination
 
-    places = (destination(machine, same, ROOT / RESULTS) for same in with_same_code(ROOT, commit))
-    return next((rows for place in places if place.is_dir() and (rows := _load([place]))), [])
+    digit, results = "[0-9a-f]", ROOT / RESULTS
+    places = sorted(destination(machine, 40 * "0", results).parent.glob(40 * digit))
+    if asv:
+        folder = results / ("local/asv/local" if machine is None else f"asv/{machine}")
+        places += sorted(folder.glob(f"{8 * digit}-*.json"))
+    names = [place.name.partition("-")[0] for place in places]
+    measured = trees(ROOT, [*commits, *names])
+
+    @cache
+    def clean(place: Path) -> "list[Row]":
+        return [row for row in _load([place]) if not row.dirty] if place.is_dir() or place.suffix else []
+
+    found: dict[str, list[Row]] = {}
+    for commit, tree in zip(commits, measured, strict=False):
+        own, twins = [], []
+        for place, name, other in zip(places, names, measured[len(commits) :], strict=True):
+            if commit.startswith(name):
+                own += clean(place)
+            elif other == tree and any(tree):  # git knows both
+                twins += clean(place)
+        have = {(row.case, row.suite) for row in own}
+        found[commit] = own + [row for row in twins if (row.case, row.suite) not in have]
+    return found
 
 
 def _history(before: Side, after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
@@ -136,24 +165,14 @@ def _history(before: Side, after: Side, machine: str | None, count: int) -> "lis
     Only rows of the series that is gated count: `compare` sees to it.
     """
     from benchmarks.history import look_back
-    from benchmarks.measure.record import RESULTS, destination
 
-    # A commit that changed only text has the rows of the one before it.
-    here = after.rows[0].commit if after.rows else after.commit
-    if here is None or count == 0:
+    if after.commit is None or count == 0:
         return []
     try:
-        commits = look_back(ROOT, here, count, before.rows[0].commit if before.rows else None)
+        commits = look_back(ROOT, after.commit, count, before.commit)
     except ValueError:
         return []
-    asv = ROOT / RESULTS / ("local/asv/local" if machine is None else f"asv/{machine}")
-    found = {}
-    for commit in commits:
-        place = destination(machine, commit, ROOT / RESULTS)
-        found[commit] = _load(
-            [*([place] if place.is_dir() else []), *sorted(asv.glob(f"{commit[:8]}-*.json"))]
-        )
-    return list({**found, here: list(after.rows)}.items())
+    return list({**_filed(commits, machine, asv=True), after.commit: list(after.rows)}.items())
 
 
 def _remeasure(before: "Sequence[Row]", after: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":

@@ -24,8 +24,8 @@ def repository(scratch, monkeypatch):
     return scratch, commits
 
 
-def file_rows(scratch, commit, values, machine=None, **fields):
-    writer = RunWriter(destination(machine, commit, scratch.root / "results"), "run-1")
+def file_rows(scratch, commit, values, machine=None, run="run-1", **fields):
+    writer = RunWriter(destination(machine, commit, scratch.root / "results"), run)
     for each in side(values, commit=commit, machine=machine or "local", **fields):
         writer.add(each)
     return writer.path
@@ -89,6 +89,33 @@ def test_the_default_is_head_and_a_commit_of_text_has_the_results_before_it(repo
     file_rows(scratch, commits[3], {ONE: 2.0})
     status, out, _ = run(capsys, commits[2], history=0)
     assert status == 13 and "HEAD" in out
+
+
+def test_equal_trees_have_the_same_rows_whichever_was_measured(repository, capsys):
+    scratch, commits = repository
+    file_rows(scratch, commits[4], {ONE: 2.0, TWO: 1.0}, "box")  # text alone was changed by this one
+    assert run(capsys, "HEAD~1", machine="box")[0] == run(capsys, "HEAD", "HEAD~1", machine="box")[0] == 0
+    file_rows(scratch, commits[2], {ONE: 1.0, TWO: 1.0}, "box")
+    status, out, _ = run(capsys, "HEAD~2", machine="box")
+    assert status == 13 and f"since {commits[3][:10]} 'commit 3" in out, "a change of text is not to blame"
+    # What was measured at neither of its twins only is not missing.
+    file_rows(scratch, commits[3], {ONE: 2.0}, "box")
+    status, out, _ = run(capsys, "HEAD~2", "HEAD~1", machine="box")
+    assert status == 13 and "1 regressed, 1 unchanged" in out
+    file_rows(scratch, commits[3], {TWO: 2.0}, "box", run="dirty", dirty=True)
+    assert run(capsys, "HEAD~2", "HEAD~1", machine="box")[1] == out
+
+
+def test_a_revert_has_the_rows_of_what_it_went_back_to(repository, capsys):
+    """`adopt` files them under the oldest commit."""
+    scratch, commits = repository
+    commits.append(scratch.commit({"src/a.py": "2"}, "revert"))
+    for commit, value in ((commits[2], 2.0), (commits[3], 1.0)):
+        file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, commits[3])
+    assert status == 13 and f"since {commits[4][:10]}..{commits[5][:10]}" not in out
+    assert f"since {commits[5][:10]} 'revert'" in out
+    assert run(capsys, commits[2], commits[5])[0] == 13 and run(capsys, "HEAD", "HEAD~1")[0] == 0
 
 
 def test_without_results_nothing_is_collected(repository, capsys):

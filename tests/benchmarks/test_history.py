@@ -10,6 +10,7 @@ from benchmarks.history import (
     resolve,
     steps,
     subject,
+    trees,
     with_same_code,
 )
 
@@ -85,6 +86,8 @@ def test_a_commit_that_changed_only_text_has_the_results_of_the_one_before(merge
     root, commits, _ = merged
     assert with_same_code(root, commits[4]) == [commits[4], commits[3]]
     assert with_same_code(root, commits[3]) == [commits[3]]
+    same = trees(root, [commits[3], commits[4][:8], "f" * 40, commits[0]])
+    assert same[0] == same[1] != same[3] and same[3][0] and same[2] == (None, None)
 
 
 def at(values, before=None):

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.measure.provenance import RULER, SOURCE, committed_tree_sha256, git
+from benchmarks.history import first_parent, trees
+from benchmarks.measure.provenance import committed_tree_sha256
 from benchmarks.measure.record import (
     RESULTS,
     Row,
@@ -25,8 +26,8 @@ class Trees:
     """
 
     def __init__(self, root: Path) -> None:
-        commits = git(root, "rev-list", "--first-parent", "--reverse", "HEAD").decode().split()
-        ids = _tree_ids(root, commits)
+        commits = first_parent(root)
+        ids = trees(root, commits)
         hashes = {tree: committed_tree_sha256(root, tree) for pair in ids for tree in pair if tree}
         #: commit -> (source_sha256, ruler_sha256), oldest first; None for a tree the commit lacks.
         self.by_commit = {
@@ -39,8 +40,7 @@ class Trees:
 
         Of several commits with equal trees (one changed only a text file, or a change was reverted) it is the
         oldest: it stays the same when further such commits come, so adopting twice files once, and a slowdown
-        is not blamed on a commit that touched no code. The gate, asked for a later one of them, finds the
-        rows there.
+        is not blamed on a commit that touched no code. The gate, asked for any of them, finds the rows there.
 
         A row may say itself which commit's source it measured with another ruler (`run --source --commit`):
         then the source must hash as that commit's and the ruler as any commit's.
@@ -54,14 +54,6 @@ class Trees:
         if said is not None and said[0] == row.source_sha256 and known_ruler:
             return row.commit
         return None
-
-
-def _tree_ids(root: Path, commits: list[str]) -> list[tuple[str | None, str | None]]:
-    """Git's ids of src/ and benchmarks/ of each commit, from one process."""
-    names = "".join(f"{commit}:{directory}\n" for commit in commits for directory in (SOURCE, RULER))
-    answers = git(root, "cat-file", "--batch-check", stdin=names.encode()).decode().splitlines()
-    ids = [None if answer.endswith(" missing") else answer.split()[0] for answer in answers]
-    return list(zip(ids[::2], ids[1::2], strict=True))
 
 
 def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path = RESULTS) -> list[Path]:

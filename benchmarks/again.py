@@ -120,8 +120,9 @@ def _step(
     before, after = found.get(best), found.get(current)
     if before is None or after is None:
         return None
-    # Commits that were left out widen the range.
-    past = {name: found.get(name) for name in commits_between(line, question) or found}
+    # Commits that were left out widen the range. Of a best one that is not in the line, nobody knows the place.
+    between = commits_between(line, question) or [name for name in line if name in found]
+    past = {name: found.get(name) for name in between}
     step, certain = blame(before, after, baseline=best, current=current, past=past)
     return step if certain else None
 

@@ -1,6 +1,6 @@
 """Since which commit a quantity is worse: the search of `history` over what `evidence` is sure of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from benchmarks import evidence
 from benchmarks.evidence import Evidence
@@ -24,7 +24,7 @@ def blame(
         baseline: the baseline's commit.
         current: the current commit, or a name for a dirty tree.
         past: commits up to the current one in first-parent order, None where one has no result; the baseline among
-            them has at least `before`.
+            them has at least `before`. Where it is not, its place is unknown: it is a level and clears no commit.
 
     Returns:
         the step, None when nothing is worse; and whether that is certain. It is not where the machine was too
@@ -50,19 +50,18 @@ def _search(
     commits = [commit for commit in past if commit != current]
     known = {commit: past[commit] or (before if commit == baseline else None) for commit in commits}
     results = _sure({commit: value for commit, value in known.items() if value})
-    inside = baseline in results
-    later: Sequence[str] = commits[commits.index(baseline) + 1 :] if inside and baseline else commits
     results[current] = after
 
     def slow(best: Evidence, value: Evidence) -> bool:
         return evidence.worse(best, value) and (value is after or evidence.past_half(best, after, value))
 
-    step = first_bad(
-        [*commits, current], results, worse=evidence.worse, slow=slow, before=None if inside else before
-    )
-    if step is None and evidence.worse(before, after):
+    outside = None if baseline in commits else before
+    step = first_bad([*commits, current], results, worse=evidence.worse, slow=slow, before=outside)
+    if step is None and baseline in commits and evidence.worse(before, after):
         # The baseline is a little better than the level that the history started from.
-        step = first_bad([*later, current], results, worse=evidence.worse, slow=slow, before=before)
+        later = [*commits[commits.index(baseline) :], current]
+        results[baseline] = before
+        step = first_bad(later, results, worse=evidence.worse, slow=slow)
     return step
 
 

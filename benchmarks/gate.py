@@ -57,6 +57,7 @@ class Finding:
         confirmed: an alternating re-measurement confirmed the regression; None: there was none.
         good: the last commit before the regression, where the history knows.
         suspects: the commits that may have made it, oldest first; one is a proof.
+        unknown: why there are none, where a history was given.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Finding:
     confirmed: bool | None = None
     good: str | None = None
     suspects: tuple[str, ...] = ()
+    unknown: str = ""
 
     @property
     def status(self) -> int:
@@ -279,6 +281,11 @@ def _quantity(
     """One quantity: against the best commit so far where there is a history, else against the baseline."""
     here = new_commit or WORK_TREE
     step, certain = blame(before, after, baseline=old_commit, current=here, past=past)
+    unknown = "no earlier result" if past else ""
+    if old_commit == here:
+        within = blame(before, after, baseline=old_commit, current=here, past={})
+        if within[0] is not None:  # what differs within a commit, no commit made
+            (step, certain), unknown = within, "both sides are of one commit"
     best, against = before, old_commit
     if step is not None and step.best is not None:
         best, against = step.before, step.best
@@ -299,8 +306,10 @@ def _quantity(
         return replace(finding, kind="improved") if evidence.better(before, after) else finding
     if against != old_commit:
         finding = replace(finding, detail=_join("the best so far; baseline " + _number(before), doubts))
-    # Two sides alone say nothing about the commits between them.
-    finding = replace(finding, good=step.good, suspects=step.suspects if past else ())
+    if against == here:
+        alone = "no re-measurement of a commit tells its rows apart"
+        finding = replace(finding, detail=_join(finding.detail, alone))
+    finding = replace(finding, good=step.good, suspects=step.suspects, unknown=unknown)
     return replace(finding, kind="regressed") if certain else finding
 
 
@@ -362,10 +371,13 @@ def _confirmed(findings: list[Finding], again: _Again) -> list[Finding]:
             return False
         return (said.confirmed and attempt == 0) or not (said.before.steady and said.after.steady)
 
+    def alarm(finding: Finding) -> bool:
+        return (finding.kind == "regressed" or finding.doubtful) and finding.against not in (None, again.here)
+
     open_: dict[str, list[str]] = {}
     for finding in findings:
-        if (finding.kind == "regressed" or finding.doubtful) and finding.against is not None:
-            cases = open_.setdefault(finding.against, [])
+        if alarm(finding):
+            cases = open_.setdefault(finding.against or "", [])
             if finding.case not in cases:
                 cases.append(finding.case)
     for attempt in range(ATTEMPTS):
@@ -376,10 +388,7 @@ def _confirmed(findings: list[Finding], again: _Again) -> list[Finding]:
             against: [case for case in cases if open_still(case, against, attempt)]
             for against, cases in open_.items()
         }
-    return [
-        _after(f, again) if (f.kind == "regressed" or f.doubtful) and f.against is not None else f
-        for f in findings
-    ]
+    return [_after(f, again) if alarm(f) else f for f in findings]
 
 
 def _across_hosts(finding: Finding) -> Finding:

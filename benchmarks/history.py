@@ -6,22 +6,44 @@ it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from benchmarks.measure.provenance import RULER, SOURCE, git, tree_id
+from benchmarks.measure.provenance import RULER, SOURCE, git
 
 T = TypeVar("T")
 
 
-def first_parent(root: Path, rev: str = "HEAD", count: int | None = None) -> list[str]:
-    """The commit `rev` and its first-parent ancestors, oldest first; the newest `count` of them.
+def first_parent(root: Path, rev: str = "HEAD") -> list[str]:
+    """The commit `rev` and its first-parent ancestors, oldest first.
 
     Raises:
         ValueError: git does not know `rev`.
     """
-    limit = [] if count is None else [f"--max-count={count}"]
-    return git(root, "rev-list", "--first-parent", *limit, resolve(root, rev)).decode().split()[::-1]
+    return git(root, "rev-list", "--first-parent", resolve(root, rev)).decode().split()[::-1]
+
+
+def look_back(root: Path, rev: str, count: int, baseline: str | None) -> list[str]:
+    """The commit `rev` and the `count` first-parent ancestors before it, or as many as lead back to the baseline where
+    it is one of them: without those between, nobody knows which commit is to blame. Oldest first.
+
+    Raises:
+        ValueError: git does not know `rev`.
+    """
+    commits = first_parent(root, rev)
+    start = max(0, len(commits) - 1 - count)
+    return commits[min(start, commits.index(baseline)) if baseline in commits else start :]
+
+
+def is_older(root: Path, commit: str, than: str) -> bool:
+    """Whether one commit is another's ancestor; False also where git does not know them."""
+    try:
+        one, other = resolve(root, commit), resolve(root, than)
+        git(root, "merge-base", "--is-ancestor", one, other)
+    except ValueError:
+        return False
+    return one != other
 
 
 def resolve(root: Path, rev: str) -> str:
@@ -48,22 +70,24 @@ def subject(root: Path, commit: str) -> str:
         return ""
 
 
-def with_same_code(root: Path, commit: str) -> list[str]:
-    """The commit and the first-parent ancestors before it whose src/ and benchmarks/ are the same, newest
-    first.
+def trees(root: Path, commits: Sequence[str]) -> list[tuple[str | None, str | None]]:
+    """Git's ids of src/ and benchmarks/ of each commit, None for what it lacks; also of an abbreviated one.
 
-    What was measured at one of them was measured for all: the later ones changed only text.
+    What was measured at one commit was measured for all with equal trees.
     """
+    names = "".join(f"{commit}:{directory}\n" for commit in commits for directory in (SOURCE, RULER))
+    answers = git(root, "cat-file", "--batch-check", stdin=names.encode()).decode().splitlines()
+    ids = [None if answer.endswith((" missing", " ambiguous")) else answer.split()[0] for answer in answers]
+    return list(zip(ids[::2], ids[1::2], strict=True))
 
-    def trees(one: str) -> tuple[str | None, str | None]:
-        return tree_id(root, one, SOURCE), tree_id(root, one, RULER)
 
-    same: list[str] = []
-    for one in reversed(first_parent(root, commit)):
-        if same and trees(one) != trees(commit):
-            break
-        same.append(one)
-    return same
+def with_same_code(root: Path, commit: str) -> list[str]:
+    """The commit and the first-parent ancestors before it up to which only text was changed, newest first."""
+    line = first_parent(root, commit)[::-1]
+    measured = trees(root, line)
+    return [
+        one for one, _ in takewhile(lambda pair: pair[1] == measured[0], zip(line, measured, strict=True))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +97,8 @@ class Step(Generic[T]):
     Attributes:
         good: the last commit measured before it; None when the level before came from outside the commits.
         suspects: the commits that may have made it, oldest first: those after `good` without a result, then
-            the first one measured at the new level. One suspect is a proof.
+            the first one measured at the new level. One suspect is a proof. None where no commit is known good: the
+            first one of those looked at need not have made what it shows.
         best: the commit of the level before; None when it came from outside.
         before: that level.
         after: the level at the last suspect.
@@ -105,7 +130,7 @@ def first_bad(
         results: by commit; a commit may lack one.
         worse: `worse(old, new)`.
         slow: `slow(best, new)`: which commits count as slow; by default those that are worse.
-        before: a level from before the first commit, if known.
+        before: a level that is none of the commits', if known.
 
     Returns:
         None when the last measured commit is no worse than the best before it.
@@ -125,10 +150,9 @@ def first_bad(
     if bad is None:
         return None
     assert best is not None
-    start = 0 if good is None else good + 1
     return Step(
         good=None if good is None else commits[good],
-        suspects=tuple(commits[start : bad + 1]),
+        suspects=() if good is None else tuple(commits[good + 1 : bad + 1]),
         best=best_commit,
         before=best,
         after=results[commits[bad]],

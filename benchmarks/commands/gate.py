@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,10 @@ def gate(
         str | None, typer.Option(help="Regular expression of case ids that may be missing.")
     ] = None,
     history: Annotated[
-        int, typer.Option(help="Commits to look back for the best result and the first slow commit.")
+        int,
+        typer.Option(
+            help="Commits to look back, at least to the baseline, for the best result and the first slow one."
+        ),
     ] = 20,
     remeasure: Annotated[
         bool, typer.Option(help="Measure an alarm again, both commits alternating, before it counts.")
@@ -43,6 +47,7 @@ def gate(
     """
     from benchmarks.cases import every_case
     from benchmarks.gate import compare, exit_status
+    from benchmarks.history import is_older
 
     if history < 0:
         raise ValueError(f"history must not be negative, got {history}")
@@ -53,11 +58,15 @@ def gate(
         after.rows,
         was={case.id: case.was for case in every_case() if case.was},
         allow_missing=allow_missing,
-        remeasure=_remeasure(after.rows, rounds) if remeasure else None,
-        history=_history(after, machine, history),
+        remeasure=_remeasure(before.rows, after.rows, rounds) if remeasure else None,
+        history=_history(before, after, machine, history),
     )
     status = exit_status(findings)
     _print(findings, before, after)
+    if before.commit and after.commit and is_older(ROOT, after.commit, before.commit):
+        print(
+            "the current commit is older than the baseline: no commit since the baseline can have made a regression"
+        )
     print(_summary(findings, status))
     if rounds:
         try:
@@ -82,7 +91,7 @@ def _side(text: str, machine: str | None) -> Side:
     Raises:
         ValueError: it is none of them, or a file with rows of several commits.
     """
-    from benchmarks.history import resolve
+    from benchmarks.history import resolve, with_same_code
 
     if Path(text).exists():
         rows = _load([Path(text)], named=Path(text).is_file())
@@ -91,9 +100,12 @@ def _side(text: str, machine: str | None) -> Side:
             raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")
         return Side(name=text, rows=rows, commit=commits.pop() if commits else None)
     commit = resolve(ROOT, text)
-    # A clean row is of the commit; a dirty one is of nobody's.
-    rows = [row for row in _rows_at(commit, machine) if not row.dirty]
-    return Side(name=f"{text} ({commit[:10]})" if text != commit else commit[:10], rows=rows, commit=commit)
+    rows = _filed([commit], machine)[commit]
+    name = f"{text} ({commit[:10]})" if text != commit else commit[:10]
+    # A commit that changed only text goes by the one before it that was measured, as it does on the page.
+    measured = {row.commit for row in rows}
+    commit = next((one for one in with_same_code(ROOT, commit) if one in measured), commit)
+    return Side(name=name, rows=[replace(row, commit=commit) for row in rows], commit=commit)
 
 
 def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
@@ -113,53 +125,72 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
     return [row for row in rows if row.suite not in (AGAIN, STUDY) and not exported(row)]
 
 
-def _rows_at(commit: str, machine: str | None) -> "list[Row]":
-    """Rows filed under the commit or, when it changed only text, under the one whose code it has."""
-    from benchmarks.history import with_same_code
+def _filed(commits: "Sequence[str]", machine: str | None, *, asv: bool = False) -> "dict[str, list[Row]]":
+    """Clean rows of each commit, on request asv's among them; a dirty one is nobody's.
+
+    They are filed under the commit or, of what it has no rows, under any whose src/ and benchmarks/ are the same:
+    `adopt` takes the oldest of these, `run` the one checked out.
+    """
+    from benchmarks.history import trees
     from benchmarks.measure.record import RESULTS, destination
 
-    places = (destination(machine, same, ROOT / RESULTS) for same in with_same_code(ROOT, commit))
-    return next((rows for place in places if place.is_dir() and (rows := _load([place]))), [])
+    digit, results = "[0-9a-f]", ROOT / RESULTS
+    places = sorted(destination(machine, 40 * "0", results).parent.glob(40 * digit))
+    if asv:
+        folder = results / ("local/asv/local" if machine is None else f"asv/{machine}")
+        places += sorted(folder.glob(f"{8 * digit}-*.json"))
+    names = [place.name.partition("-")[0] for place in places]
+    measured = trees(ROOT, [*commits, *names])
+
+    @cache
+    def clean(place: Path) -> "list[Row]":
+        return [row for row in _load([place]) if not row.dirty] if place.is_dir() or place.suffix else []
+
+    found: dict[str, list[Row]] = {}
+    for commit, tree in zip(commits, measured, strict=False):
+        own, twins = [], []
+        for place, name, other in zip(places, names, measured[len(commits) :], strict=True):
+            if commit.startswith(name):
+                own += clean(place)
+            elif other == tree and any(tree):  # git knows both
+                twins += clean(place)
+        have = {(row.case, row.suite) for row in own}
+        found[commit] = own + [row for row in twins if (row.case, row.suite) not in have]
+    return found
 
 
-def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
+def _history(before: Side, after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
     """Rows of the commits up to the current one, oldest first, asv's among them; none where git does not know it.
 
     Only rows of the series that is gated count: `compare` sees to it.
     """
-    from benchmarks.history import first_parent
-    from benchmarks.measure.record import RESULTS, destination
+    from benchmarks.history import look_back
 
-    # A commit that changed only text has the rows of the one before it.
-    here = after.rows[0].commit if after.rows else after.commit
-    if here is None or count == 0:
+    if after.commit is None or count == 0:
         return []
     try:
-        commits = first_parent(ROOT, here, count + 1)
+        commits = look_back(ROOT, after.commit, count, before.commit)
     except ValueError:
         return []
-    asv = ROOT / RESULTS / ("local/asv/local" if machine is None else f"asv/{machine}")
-    found = {}
-    for commit in commits:
-        place = destination(machine, commit, ROOT / RESULTS)
-        found[commit] = _load(
-            [*([place] if place.is_dir() else []), *sorted(asv.glob(f"{commit[:8]}-*.json"))]
-        )
-    return list({**found, here: list(after.rows)}.items())
+    return list({**_filed(commits, machine, asv=True), after.commit: list(after.rows)}.items())
 
 
-def _remeasure(rows: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":
-    """The alternating runner, when the rows are this machine's; None when they are another's.
+def _remeasure(before: "Sequence[Row]", after: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":
+    """The alternating runner, when the rows are this machine's and of commits and a work tree that are here; else None.
 
     What it measures between commits is put into `rounds`; a work tree that differs from them is no history.
     """
     from benchmarks.again import Round
     from benchmarks.measure.alternate import alternate
-    from benchmarks.measure.provenance import head_commit
+    from benchmarks.measure.provenance import SOURCE, head_commit, tree_id, tree_sha256
 
-    if not rows or head_commit(ROOT) is None:
+    if not after or head_commit(ROOT) is None:
         return None
-    device = _device_here(rows[0])
+    trees = {row.source_sha256 for row in after if row.dirty or row.commit is None}
+    commits = {row.commit for row in (*before, *after) if not row.dirty and row.commit is not None}
+    if trees - {tree_sha256(ROOT / SOURCE)} or any(tree_id(ROOT, name, SOURCE) is None for name in commits):
+        return None
+    device = _device_here(after[0])
     if device is None:
         return None
 
@@ -268,9 +299,10 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def _since(finding: "Finding") -> str:
-    """The commit that made a regression, or the range of those that may have."""
+    """The commit that made a regression, or the range of those that may have, or why nobody knows."""
     if not finding.suspects:
-        return ""
+        known = finding.kind != "regressed" or not finding.unknown
+        return "" if known else f"not known: {finding.unknown}"
     first, last = finding.suspects[0], finding.suspects[-1]
     short = [name if " " in name else name[:10] for name in (first, last)]
     if len(finding.suspects) == 1:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from benchmarks.evidence import (
     COUNT,
     CPU_TIME,
     GPU_TIME,
+    WITHDRAWN,
     Evidence,
     NotFiniteError,
     better,
@@ -18,6 +20,8 @@ from benchmarks.evidence import (
     seconds,
     worse,
 )
+from benchmarks.gate import compare, exit_status
+from benchmarks.measure.record import load
 from tests.benchmarks.rows import GPU, row
 
 TRIALS = 400
@@ -200,3 +204,22 @@ def test_a_case_may_have_metrics_only():
     assert seconds([replace(metrics(1)[0], samples_seconds=())]) is None
     assert metric(metrics(1), "m").rule is COUNT
     assert Evidence(observations=(1.0,), better="lower", unit="s", rule=COUNT).enough
+
+
+def test_what_a_ruler_measured_wrongly_is_no_evidence():
+    """Memory in use before a backward pass that counted workspaces of earlier cells; the rest of the rows stays."""
+    ((name, (ruler,)),) = WITHDRAWN.items()
+    held = {"value": 2e8, "unit": "byte", "better": "lower"}
+    old, new = (row(metrics={name: held, "peak": held}, ruler_sha256=sha) for sha in (ruler, "6" * 64))
+    assert metric([old], name) is None and metric([old], "peak") and seconds([old])
+    assert metric([old, new], name).observations == (2e8,)
+    more = replace(old, metrics={name: {**held, "value": 3e8}, "peak": held})
+    assert {finding.kind for finding in compare([old], [more])} == {"unchanged"}
+    assert exit_status(compare([old], [new])) == 0
+
+
+def test_withdrawn_is_what_committed_records_hold():
+    """A mistyped hash would withdraw nothing."""
+    rows, _ = load([Path(__file__).resolve().parents[2] / "results" / "records"])
+    for name, rulers in WITHDRAWN.items():
+        assert {row.ruler_sha256 for row in rows if name in row.metrics} >= set(rulers)

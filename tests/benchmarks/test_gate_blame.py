@@ -40,11 +40,53 @@ def test_r3_the_commit_or_the_range_is_named(values, suspects):
     assert finding.kind == "regressed" and finding.suspects == tuple(COMMITS[i] for i in suspects)
 
 
-def test_r3_a_regression_from_before_the_window_starts_at_index_0():
-    past = history([20, 20])
+@pytest.mark.parametrize("values", [[20, 20], [None, 20], [20, 20, 20], [20, None, 20]])
+def test_r3_nobody_is_blamed_beside_a_baseline_of_unknown_place(values):
+    """The window's edge is no commit's fault; that of a later commit is shown by an earlier one alone."""
+    past = history(values)
     (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past)
-    assert finding.kind == "regressed" and finding.good is None and finding.suspects == (COMMITS[0],)
-    assert finding.against == A
+    assert (finding.kind, finding.good, finding.suspects, finding.against) == ("regressed", None, (), A)
+    past = history([10, *values])
+    (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past)
+    assert finding.good == COMMITS[0] and finding.suspects[0] == COMMITS[1]
+
+
+def test_nor_when_measured_again_side_by_side():
+    # The rows say that the first commit was good; beside the baseline it is not.
+    def again(cases, commits):
+        return [side({ONE: 10 if commit == A else 20}, commit=commit) for commit in commits]
+
+    past = history([10, None, 20])
+    (finding,) = compare(side({ONE: 10}, commit=A), past[-1][1], history=past, remeasure=again)
+    assert (finding.confirmed, finding.good, finding.suspects) == (True, None, ())
+
+
+def test_nobody_before_the_baseline_is_blamed():
+    """Neither where the baseline is a little better than the level before it, nor where its processes disagreed."""
+    past = history([10.5, 10.5, 10, 11.1])
+    (finding,) = compare(past[2][1], past[-1][1], history=past)
+    assert finding.good == COMMITS[2] and finding.suspects == (COMMITS[3],)
+    past = [(c, []) for c in COMMITS[:4]]
+    (finding,) = compare(shaky(10, COMMITS[1]), side({ONE: 40}, commit=COMMITS[3]), history=past)
+    assert finding.good == COMMITS[1] and finding.suspects == tuple(COMMITS[2:4])
+
+
+def test_a_commit_beside_itself_may_still_be_worse_than_the_best_before_it():
+    again = Remeasure({ONE: 10}, {ONE: 20})
+    past = history([10, 20])
+    (finding,) = compare(past[1][1], past[1][1], history=past, remeasure=again)
+    assert finding.confirmed and (finding.against, finding.suspects) == (COMMITS[0], (COMMITS[1],))
+
+
+@pytest.mark.parametrize("level", [20, None])
+def test_what_differs_within_one_commit_is_no_commit_s_doing(level):
+    past = history([10, 10])
+    current = shaky(20, COMMITS[1]) if level is None else side({ONE: 20}, commit=COMMITS[1])
+    before = shaky(10, COMMITS[1]) if level is None else past[1][1]
+    again = Remeasure({ONE: 10}, {ONE: 10})
+    (finding,) = compare(before, current, history=past, remeasure=again)
+    assert (finding.suspects, finding.against, again.asked) == ((), COMMITS[1], [])
+    assert finding.kind == ("unchanged" if level is None else "regressed"), "too busy to tell stays so"
 
 
 def processes(levels, commit):

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.commands import gate as command
+from benchmarks.measure.provenance import tree_sha256
 from benchmarks.measure.record import STUDY, RunWriter, destination
 from tests.benchmarks.rows import CPU
 from tests.benchmarks.test_gate import ONE, TWO, side
@@ -23,8 +24,8 @@ def repository(scratch, monkeypatch):
     return scratch, commits
 
 
-def file_rows(scratch, commit, values, machine=None, **fields):
-    writer = RunWriter(destination(machine, commit, scratch.root / "results"), "run-1")
+def file_rows(scratch, commit, values, machine=None, run="run-1", **fields):
+    writer = RunWriter(destination(machine, commit, scratch.root / "results"), run)
     for each in side(values, commit=commit, machine=machine or "local", **fields):
         writer.add(each)
     return writer.path
@@ -46,12 +47,75 @@ def test_two_commits(repository, capsys):
     assert run(capsys, "HEAD~3", "HEAD~3", machine="box")[0] == 0
 
 
+@pytest.mark.parametrize("back", [1, 2, 3, 20])
+def test_a_baseline_older_than_the_window_is_looked_back_to(repository, capsys, back):
+    scratch, commits = repository
+    commits.append(scratch.commit({"src/a.py": "4"}))
+    for commit, value in zip(commits, (1.0, 2.0, 2.0, 2.0, None, 2.0), strict=True):
+        if value is not None:
+            file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, commits[0], history=back)
+    assert status == 13 and f"since {commits[1][:10]} 'commit 1" in out
+
+
+def test_a_baseline_on_another_branch_names_nobody(repository, capsys):
+    scratch, commits = repository
+    scratch.git("checkout", "-q", "-b", "side", commits[0])
+    aside = scratch.commit({"src/b.py": "aside"})
+    scratch.git("checkout", "-q", "main")
+    for commit, value in zip((aside, *commits[1:4]), (1.0, 2.0, 2.0, 2.0), strict=True):
+        file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, "side")
+    assert status == 13 and "not known: no earlier result" in out
+    assert not any(f"since {commit[:10]}" in out for commit in commits)
+
+
+@pytest.mark.parametrize("back", [1, 2, 20])
+def test_a_current_commit_older_than_the_baseline(repository, capsys, back):
+    scratch, commits = repository
+    for commit, value in ((commits[2], 2.0), (commits[3], 1.0)):
+        file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, commits[3], commits[2], history=back)
+    assert status == 13 and "not known: no earlier result" in out and "older than the baseline" in out
+    assert "older than" not in run(capsys, commits[2], commits[3], history=back)[1]
+    file_rows(scratch, commits[0], {ONE: 1.0})  # what came before it tells since when
+    status, out, _ = run(capsys, commits[3], commits[2], history=2)
+    assert f"since {commits[1][:10]}..{commits[2][:10]} (2 commits)" in out
+
+
 def test_the_default_is_head_and_a_commit_of_text_has_the_results_before_it(repository, capsys):
     scratch, commits = repository
     file_rows(scratch, commits[2], {ONE: 1.0})
     file_rows(scratch, commits[3], {ONE: 2.0})
     status, out, _ = run(capsys, commits[2], history=0)
     assert status == 13 and "HEAD" in out
+
+
+def test_equal_trees_have_the_same_rows_whichever_was_measured(repository, capsys):
+    scratch, commits = repository
+    file_rows(scratch, commits[4], {ONE: 2.0, TWO: 1.0}, "box")  # text alone was changed by this one
+    assert run(capsys, "HEAD~1", machine="box")[0] == run(capsys, "HEAD", "HEAD~1", machine="box")[0] == 0
+    file_rows(scratch, commits[2], {ONE: 1.0, TWO: 1.0}, "box")
+    status, out, _ = run(capsys, "HEAD~2", machine="box")
+    assert status == 13 and f"since {commits[3][:10]} 'commit 3" in out, "a change of text is not to blame"
+    # What was measured at neither of its twins only is not missing.
+    file_rows(scratch, commits[3], {ONE: 2.0}, "box")
+    status, out, _ = run(capsys, "HEAD~2", "HEAD~1", machine="box")
+    assert status == 13 and "1 regressed, 1 unchanged" in out
+    file_rows(scratch, commits[3], {TWO: 2.0}, "box", run="dirty", dirty=True)
+    assert run(capsys, "HEAD~2", "HEAD~1", machine="box")[1] == out
+
+
+def test_a_revert_has_the_rows_of_what_it_went_back_to(repository, capsys):
+    """`adopt` files them under the oldest commit."""
+    scratch, commits = repository
+    commits.append(scratch.commit({"src/a.py": "2"}, "revert"))
+    for commit, value in ((commits[2], 2.0), (commits[3], 1.0)):
+        file_rows(scratch, commit, {ONE: value})
+    status, out, _ = run(capsys, commits[3])
+    assert status == 13 and f"since {commits[4][:10]}..{commits[5][:10]}" not in out
+    assert f"since {commits[5][:10]} 'revert'" in out
+    assert run(capsys, commits[2], commits[5])[0] == 13 and run(capsys, "HEAD", "HEAD~1")[0] == 0
 
 
 def test_without_results_nothing_is_collected(repository, capsys):
@@ -151,6 +215,32 @@ def test_an_alarm_is_measured_again_on_the_machine_it_is_from(repository, capsys
     assert run(capsys, commits[0], commits[1])[0] == 0
     assert asked == [(scratch.root, [commits[0], commits[1]], [ONE], "cpu")]
     assert run(capsys, commits[0], commits[1], remeasure=False)[0] == 13
+
+
+def test_within_one_commit_the_rows_decide(repository, capsys, monkeypatch, tmp_path):
+    """Two environments, one commit: the checkout cannot tell them apart, and no commit is to blame."""
+    scratch, commits = repository
+    file_rows(scratch, commits[0], {ONE: 1.0})
+    files = []
+    for value in (1.0, 2.0):
+        writer = RunWriter.to_file(tmp_path / f"{value}.jsonl")
+        for each in side({ONE: value}, commit=commits[1], machine="local"):
+            writer.add(each)
+        files.append(str(writer.path))
+
+    def again(root, which, cases, **options):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(command, "_device_here", lambda row: "cpu")
+    monkeypatch.setattr("benchmarks.measure.alternate.alternate", again)
+    status, out, _ = run(capsys, *files)
+    assert (
+        status == 13
+        and "not known: both sides are of one commit" in out
+        and "since" not in out.splitlines()[-1]
+    )
+    assert "no re-measurement of a commit tells its rows apart" in out
+    assert run(capsys, *files[::-1])[0] == 0
 
 
 def test_rows_of_another_processor_are_not_this_machines():
@@ -275,10 +365,32 @@ def test_an_interrupted_gate_keeps_nothing(measured, capsys, monkeypatch):
 def test_what_a_work_tree_gave_is_not_kept(measured, capsys, tmp_path):
     scratch, commits, _ = measured
     writer = RunWriter.to_file(tmp_path / "dirty.jsonl")
-    for each in side({ONE: 1.5}, commit=commits[3], machine="local", dirty=True):
+    here = tree_sha256(scratch.root / "src")
+    for each in side({ONE: 1.5}, commit=commits[3], machine="local", dirty=True, source_sha256=here):
         writer.add(each)
     status, out, _ = run(capsys, commits[0], str(writer.path))
-    assert status == 13 and "measured again" in out and kept_files(scratch) == []
+    assert status == 13 and "x1.2 measured again" in out and kept_files(scratch) == []
+
+
+@pytest.mark.parametrize(
+    "current, fields",
+    [
+        (True, {"dirty": True}),
+        (True, {"dirty": True, "commit": None}),
+        (True, {"commit": "f" * 40}),
+        (False, {"commit": "f" * 40}),
+    ],
+)
+def test_rows_of_a_tree_that_is_not_here_decide(measured, capsys, tmp_path, fields, current):
+    """Another work tree, or a commit of another repository."""
+    _, commits, _ = measured
+    foreign = tmp_path / "foreign.jsonl"
+    writer = RunWriter.to_file(foreign)
+    for each in side({ONE: 1.5 if current else 0.5}, machine="local", **{"commit": commits[3], **fields}):
+        writer.add(each)
+    sides = (commits[0], str(foreign)) if current else (str(foreign), commits[0])
+    status, out, _ = run(capsys, *sides)
+    assert status == 13 and out.splitlines()[-1].endswith("not measured again; exit status 13")
 
 
 def test_a_named_machine_s_are_published_where_the_ruler_is_a_commit_s(measured, capsys):

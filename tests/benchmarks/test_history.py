@@ -2,7 +2,17 @@
 
 import pytest
 
-from benchmarks.history import first_bad, first_parent, resolve, steps, subject, with_same_code
+from benchmarks.history import (
+    first_bad,
+    first_parent,
+    is_older,
+    look_back,
+    resolve,
+    steps,
+    subject,
+    trees,
+    with_same_code,
+)
 
 pytest_plugins = ["tests.benchmarks.scratch"]
 
@@ -35,7 +45,23 @@ def test_order_is_the_first_parents_not_the_dates(merged):
     root, commits, side = merged
     assert first_parent(root) == commits and side not in commits
     assert first_parent(root, "HEAD~2") == commits[:3]
-    assert first_parent(root, count=2) == commits[-2:]
+    assert look_back(root, "HEAD", 2, None) == look_back(root, "HEAD", 2, side) == commits[2:]
+    assert (
+        look_back(root, "HEAD", 2, commits[1]) == commits[1:] and look_back(root, "HEAD", 9, None) == commits
+    )
+    assert look_back(root, "HEAD", 2, commits[3]) == commits[2:], "at least as many as asked for"
+
+
+def test_which_of_two_commits_is_older(merged):
+    root, commits, side = merged
+    assert is_older(root, commits[0], commits[4]) and is_older(root, side, "HEAD")
+    for one, other in (
+        (commits[4], commits[0]),
+        ("HEAD", commits[4]),
+        (side, commits[2]),
+        ("--help", "HEAD"),
+    ):
+        assert not is_older(root, one, other)
 
 
 def test_the_slow_commit_is_named_through_dates_and_merge(merged):
@@ -60,6 +86,8 @@ def test_a_commit_that_changed_only_text_has_the_results_of_the_one_before(merge
     root, commits, _ = merged
     assert with_same_code(root, commits[4]) == [commits[4], commits[3]]
     assert with_same_code(root, commits[3]) == [commits[3]]
+    same = trees(root, [commits[3], commits[4][:8], "f" * 40, commits[0]])
+    assert same[0] == same[1] != same[3] and same[3][0] and same[2] == (None, None)
 
 
 def at(values, before=None):
@@ -94,12 +122,13 @@ def test_no_step(values):
     assert at(values) is None
 
 
-def test_worse_than_before_the_first_commit():
-    step = at([20, 21], before=10)
-    assert (step.good, step.suspects, step.best, step.before) == (None, ("0",), None, 10)
-    step = at([None, 21], before=10)
-    assert step.suspects == ("0", "1")
+@pytest.mark.parametrize("values", [[20, 21], [None, 21], [20, None, 21]])
+def test_worse_than_a_level_from_elsewhere_nobody_knows_since_when(values):
+    step = at(values, before=10)
+    assert (step.good, step.suspects, step.best, step.before) == (None, (), None, 10)
     assert at([10, 10], before=10) is None
+    step = at([10, *values], before=10)
+    assert step.good == "0" and step.suspects[0] == "1"
 
 
 def test_a_step_carries_best_and_level():

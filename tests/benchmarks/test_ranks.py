@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from benchmarks.cases import collectives
 from benchmarks.cases.case import Case, Prepared
 from benchmarks.measure.clock import slowest_rank
 from benchmarks.measure.ranks import close_ranks, on_ranks
@@ -87,3 +88,12 @@ def children():
             if int(fields[1]) == os.getpid() and fields[0] != "Z":
                 found.append(int(entry))
     return found
+
+
+@pytest.mark.parametrize(("collective", "least"), [("all_reduce", 4), ("all_to_all", 12)])
+def test_a_payload_without_an_element_a_rank_is_refused_before_ranks_start(collective, least):
+    with pytest.raises(
+        ValueError, match=f"{collective} .* 3 ranks needs at least {least} bytes, got {least - 1}"
+    ):
+        collectives.case("torch", collective, least - 1, 3)
+    assert collectives.case("torch", collective, least, 3).shape == {"bytes": least}

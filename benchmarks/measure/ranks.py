@@ -9,13 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.registries import ROOT
 from benchmarks.measure.settle import settle
 
 # A rank that skips a collective must end its case within a minute.
 TIMEOUT_SECONDS = 50
+_ROOT = Path(__file__).resolve().parents[2]
 _pools: dict[tuple[int, str], Any] = {}
 
 
@@ -40,8 +41,8 @@ def on_ranks(
     if key not in _pools:
         close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
         # asv finds the ruler through an import hook of its own, which a rank, given this path, does not have.
-        if str(ROOT) not in sys.path:
-            sys.path.append(str(ROOT))
+        if str(_ROOT) not in sys.path:
+            sys.path.append(str(_ROOT))
         _pools[key] = Ranks(world_size, device=device)
         if device == "cpu":
             _pools[key].run(settle, timeout_seconds=TIMEOUT_SECONDS)

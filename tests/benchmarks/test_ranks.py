@@ -1,7 +1,10 @@
 """Field case D8: one rank fails, the case ends with its message, the next case runs in a fresh group."""
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,21 @@ def reduce_once(fault):
             return 0.25
     dist.all_reduce(torch.ones(4))
     return 0.5
+
+
+IMPORT_EACH_FIRST = """
+import importlib, pkgutil, sys
+import torch
+import benchmarks
+for module in pkgutil.walk_packages(benchmarks.__path__, "benchmarks."):
+    if "pytests" not in module.name and not module.name.endswith("__main__"):
+        for loaded in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+            del sys.modules[loaded]
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:
+            print(module.name, error)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +115,16 @@ def test_a_payload_without_an_element_a_rank_is_refused_before_ranks_start(colle
     ):
         collectives.case("torch", collective, least - 1, 3)
     assert collectives.case("torch", collective, least, 3).shape == {"bytes": least}
+
+
+def test_every_module_of_the_ruler_can_be_a_scripts_first_import():
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH_FIRST],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

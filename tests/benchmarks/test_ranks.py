@@ -1,6 +1,7 @@
 """Field case D8: one rank fails, the case ends with its message, the next case runs in a fresh group."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.cases import collectives
 from benchmarks.cases.case import Case, Prepared
 from benchmarks.measure.clock import slowest_rank
-from benchmarks.measure.ranks import close_ranks, on_ranks
+from benchmarks.measure.ranks import close_ranks, drop, on_ranks
 from benchmarks.measure.record import Row, RunWriter
 from benchmarks.measure.sampling import Policy
 from benchmarks.runner import run_cases
@@ -33,6 +34,27 @@ def reduce_once(fault):
     return 0.5
 
 
+HANG = """
+import os, time
+from benchmarks.cases.case import Case, Prepared
+from benchmarks.measure.clock import slowest_rank
+from benchmarks.measure.ranks import drop, on_ranks
+from benchmarks.measure.sampling import Policy
+from benchmarks.runner import measure
+
+def hang():
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(1000)
+
+def prepare(case, device):
+    return Prepared(
+        run=lambda: on_ranks(2, "cpu", hang), clock=slowest_rank, close=lambda: on_ranks(2, "cpu", drop)
+    )
+
+if __name__ == "__main__":
+    case = Case(area="collective", target="t", phase="p", shape={}, dtype="fp32", world_size=2)
+    print(measure(case, "cpu", Policy(), prepare))
+"""
 IMPORT_EACH_FIRST = """
 import importlib, pkgutil, sys
 import torch
@@ -91,6 +113,26 @@ def test_a_failing_rank_ends_its_case_only(fault, said, tmp_path):
     assert time.monotonic() - started < 60
     close_ranks()
     assert not children(), "a rank is left"
+
+
+def test_nothing_is_started_only_to_let_go():
+    assert on_ranks(2, "cpu", drop) == [] and not children()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_waits_for_its_ranks(number, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(HANG)
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    run = subprocess.Popen(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    pids = [int(run.stdout.readline()) for _ in range(2)]  # each of a rank at work
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode and "KeyboardInterrupt" in errors, errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a rank is left, or was not waited for"
 
 
 def children():

@@ -75,8 +75,8 @@ def _end_in_order_at_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-# Under torchrun (or SLURM, by the template) this process is one of the ranks, and all of them run the same command. The
-# first measures for all: only it writes and prints, and what depends on a clock or a file is its decision.
+# Under torchrun (or SLURM, by the template) this process starts one of the ranks, and all of its like run the same
+# command. The first measures for all: only it writes and prints, and what depends on a clock or a file is its decision.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

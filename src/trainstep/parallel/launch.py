@@ -138,6 +138,8 @@ class Ranks:
         self._open = True
         try:
             joint = _next_round(world_size)
+            if joint and device == "cuda":  # else this process's own context would be on the first device
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             rendezvous = joint.name if joint else os.path.join(self._folder, "rendezvous")
             for rank in range(world_size) if joint is None else (int(os.environ["RANK"]),):
                 self._start(rank, rendezvous)

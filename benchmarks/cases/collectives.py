@@ -33,7 +33,16 @@ ROWS = {
 
 
 def case(target: str, collective: str, size_bytes: int, world_size: int, *, tier: str = "standard") -> Case:
-    """One collective of `size_bytes` (the total: NCCL's meaning of size) over float32."""
+    """One collective of `size_bytes` (the total: NCCL's meaning of size) over float32.
+
+    Raises:
+        ValueError: fewer bytes than one element, or than one a rank where ranks hold parts.
+    """
+    least = 4 if collective in ("all_reduce", "broadcast") else 4 * world_size
+    if size_bytes < least:
+        raise ValueError(
+            f"{collective} of float32 on {world_size} ranks needs at least {least} bytes, got {size_bytes}"
+        )
     return Case(
         area=AREA,
         target=target,

@@ -6,16 +6,19 @@ after another. A pool in which a rank failed is broken: it is closed and the nex
 
 import atexit
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.registries import ROOT
 from benchmarks.measure.settle import settle
 
 # A rank that skips a collective must end its case within a minute.
 TIMEOUT_SECONDS = 50
+_ROOT = Path(__file__).resolve().parents[2]
 _pools: dict[tuple[int, str], Any] = {}
 
 
@@ -29,7 +32,8 @@ def on_ranks(
 ) -> list[Any]:
     """Run `function(*args)` on every rank of the shared pool and bring back what each returned.
 
-    `name` is what a failure or a timeout calls the work: the case's id.
+    `name` is what a failure or a timeout calls the work: the case's id. Where no pool is left, `drop` has nothing to
+    do, and none is started for it.
 
     Raises:
         RankFailure: a rank raised, died or did not answer in time. The pool is gone afterwards.
@@ -37,11 +41,14 @@ def on_ranks(
     from trainstep.parallel.launch import Ranks
 
     key = (world_size, device)
+    if key not in _pools and function is drop:
+        return []
     if key not in _pools:
+        _end_in_order_at_sigterm()
         close_ranks()  # one pool at a time: ranks of another size would take the cores or the devices
         # asv finds the ruler through an import hook of its own, which a rank, given this path, does not have.
-        if str(ROOT) not in sys.path:
-            sys.path.append(str(ROOT))
+        if str(_ROOT) not in sys.path:
+            sys.path.append(str(_ROOT))
         _pools[key] = Ranks(world_size, device=device)
         if device == "cpu":
             _pools[key].run(settle, timeout_seconds=TIMEOUT_SECONDS)
@@ -61,8 +68,15 @@ def close_ranks() -> None:
 atexit.register(close_ranks)
 
 
-# Under torchrun (or SLURM, by the template) this process is one of the ranks, and all of them run the same command. The
-# first measures for all: only it writes and prints, and what depends on a clock or a file is its decision.
+def _end_in_order_at_sigterm() -> None:
+    """Make SIGTERM an interruption, as Ctrl-C is: a process that dies at once leaves ranks that nobody waits for."""
+    ours = threading.current_thread() is threading.main_thread()
+    if ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+# Under torchrun (or SLURM, by the template) this process starts one of the ranks, and all of its like run the same
+# command. The first measures for all: only it writes and prints, and what depends on a clock or a file is its decision.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -19,6 +19,7 @@ from parallel_models import (
 from torch import nn
 from training_budget import Path, norms_outside_budget, outside_budget
 
+from trainstep.parallel.data.flat import Flat
 from trainstep.parallel.fsdp import FSDP
 from trainstep.parallel.launch import rank_device
 from trainstep.parallel.mesh import replicate_and_shard
@@ -362,6 +363,32 @@ def raised(step):
     except RuntimeError as error:
         return str(error)
     return None
+
+
+def other_model(widths):
+    """Wrap a model whose layers have this rank's widths, fully sharded and replicated; the refusals."""
+    layers = nn.Sequential(*(nn.Linear(width, 4) for width in widths[dist.get_rank()])).to(rank_device())
+    refusals = []
+    for wrapper in (FSDP, Flat):
+        with pytest.raises(ValueError) as caught:
+            wrapper(layers)
+        refusals.append(str(caught.value))
+    return refusals
+
+
+@pytest.mark.parametrize(
+    ("widths", "said"),
+    [
+        ([[4, 4], [4]], "rank 0 has 1.weight [4, 4] torch.float32 where rank 1 has none left"),
+        (
+            [[4, 3], [4, 5]],
+            "rank 0 has 1.weight [4, 3] torch.float32 where rank 1 has 1.weight [4, 5] torch.float32",
+        ),
+    ],
+)
+def test_ranks_with_different_models_are_told_at_once(ranks, widths, said):
+    refusals = ranks.run(other_model, widths, timeout_seconds=30)
+    assert refusals == [[f"the model must be the same on every rank, but {said}"] * 2] * 2
 
 
 def branch(fsdp, order):

@@ -153,13 +153,17 @@ def test_a_rank_computes_with_one_thread(ranks, device):
 
 
 SCRIPT = """
-import sys, time
-from trainstep.parallel.launch import Ranks, launch
-import os
+import os, sys, time
+from trainstep.parallel.launch import RankFailure, Ranks, launch
 
 def rank():
     import torch.distributed as dist
     return dist.get_rank()
+
+LARGE = bytes(10**7)
+
+def large():
+    return LARGE
 
 def hang(path):
     import torch.distributed as dist
@@ -167,28 +171,36 @@ def hang(path):
         file.write(str(os.getpid()))
     time.sleep(1000)
 
-def half():
+def cell(kind):
     import torch
     import torch.distributed as dist
+    value = torch.ones(())
     if dist.get_rank() == 1:
-        raise ValueError("batch ran out")
-    dist.all_reduce(torch.ones(4))
-
-def all_raise():
-    raise MemoryError("too large everywhere")
+        if kind == "raise":
+            raise ValueError("batch ran out")
+        if kind == "exit":
+            os._exit(1)
+        if kind == "skip":
+            return "rank 1 is done"
+    dist.all_reduce(value)
+    return value.item()
 
 if __name__ == "__main__":
     if sys.argv[1] == "run":
-        print(launch(rank, 2))
-    elif sys.argv[1] == "fail":
-        with Ranks(2) as ranks:
-            try:
-                ranks.run(all_raise, timeout_seconds=5)
-            except RuntimeError as error:
-                print(str(error).splitlines()[0])
-        with Ranks(2) as ranks:
-            print(ranks.run(rank))
-            ranks.run(half, timeout_seconds=5)
+        print(launch(rank, 2), launch(large, 2) == [LARGE, LARGE])
+    elif sys.argv[1] == "cells":
+        for kind in sys.argv[2:]:
+            ranks = Ranks(2)
+            for name, now in (("before", "good"), (kind, kind)):
+                started = time.monotonic()
+                try:
+                    said = ranks.run(cell, now, name=name, timeout_seconds=3 if now == "skip" else 50)
+                except RankFailure as error:
+                    said = f"{type(error).__name__} {str(error).splitlines()[0]}"
+                line = f"{os.environ['RANK']} {said} | closed: {ranks.closed} | {time.monotonic() - started:.0f} s"
+                os.write(1, (line + chr(10)).encode())
+        ranks = Ranks(2)
+        ranks.run(cell, "raise", name="last")
     else:
         launch(hang, 2, sys.argv[2], timeout_seconds=500)
 """
@@ -206,7 +218,7 @@ def test_functions_of_a_script_run(script):
     done = subprocess.run(
         [sys.executable, script, "run"], capture_output=True, text=True, timeout=60, env=with_path()
     )
-    assert done.stdout == "[0, 1]\n", done.stderr
+    assert done.stdout == "[0, 1] True\n", done.stderr
 
 
 def test_ranks_die_with_a_killed_parent(script, tmp_path):
@@ -245,20 +257,28 @@ def test_two_nodes_of_a_slurm_job_run_the_same_script(script, tmp_path):
     done = subprocess.run(
         ["bash", slurm, script, "run"], capture_output=True, text=True, timeout=200, env=environment
     )
-    assert done.returncode == 0 and done.stdout.count("[0, 1]") == 2, done.stderr
+    assert done.returncode == 0 and done.stdout.count("[0, 1] True") == 2, done.stderr
 
 
-def test_a_rank_that_fails_under_torchrun_says_so_in_time(script):
-    """Rank 1 raises before a collective that rank 0 is in; what fails on all ranks alike is no end of the group."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, "fail"]
-    started = time.monotonic()
+def test_a_failing_rank_ends_its_cell_and_only_that_under_torchrun(script):
+    """Case D8 on ranks that torchrun started: each failure is followed by a healthy cell in a fresh group."""
+    said = {
+        "raise": "RankFailure raise: rank 1: ValueError: batch ran out",
+        "exit": "RankFailure exit: rank 1: exited with status 1 without returning",
+        "skip": "RankTimeout skip: rank 0: no answer after 3 s (waiting for ranks 0; returned: 1)",
+    }
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, "cells", *said]
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=200, env=with_path()
     )
-    assert done.returncode != 0 and time.monotonic() - started < 60
-    assert done.stdout.count("all_raise: rank") == 2 and "MemoryError: too large everywhere" in done.stdout
-    assert done.stdout.count("[0, 1]") == 2
-    assert "RankFailure: half: rank 1: ValueError: batch ran out" in done.stderr
+    assert done.returncode != 0 and "RankFailure: last: rank 1: ValueError: batch ran out" in done.stderr
+    for rank in "01":
+        lines = [line[2:].split(" | ") for line in done.stdout.splitlines() if line.startswith(rank)]
+        expected = [
+            end for text in said.values() for end in (["[2.0, 2.0]", "closed: False"], [text, "closed: True"])
+        ]
+        assert [line[:2] for line in lines] == expected, done.stderr
+        assert all(int(line[2].removesuffix(" s")) < 10 for line in lines), lines
 
 
 def with_path():

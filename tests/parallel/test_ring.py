@@ -104,7 +104,7 @@ def test_every_collective_is_checked_and_its_payload_counted(pools, dtype):
             for name, (before, after, payload_bytes, sent) in rows.items():
                 assert after, name
                 assert not before or (name == "broadcast" and rank == 0), name
-                assert 1001 <= payload_bytes < 1001 + size * width, name
+                assert 1001 - size * width < payload_bytes <= 1001, name
                 assert payload_bytes % width == 0
                 if name == "whole_tensor_all_reduce":
                     assert sent == (size - 1) * payload_bytes
@@ -115,7 +115,7 @@ def test_every_collective_is_checked_and_its_payload_counted(pools, dtype):
 def unknown():
     """Names and sizes that do not exist."""
     messages = []
-    for name, size_bytes in [("all_reuce", 8), ("all_reduce", 0)]:
+    for name, size_bytes in [("all_reuce", 8), ("all_reduce", 0), ("broadcast", 3), ("ring_all_gather", 7)]:
         try:
             make_buffers(name, size_bytes, torch.float32, "cpu")
         except ValueError as error:
@@ -126,3 +126,5 @@ def unknown():
 def test_unknown_collectives_and_sizes_are_named(ranks):
     messages = ranks.run(unknown)[0]
     assert "'all_reuce'; known: all_reduce" in messages[0] and "got 0" in messages[1]
+    assert messages[2] == "broadcast on 2 ranks needs at least 4 bytes of torch.float32, got 3"
+    assert messages[3] == "ring_all_gather on 2 ranks needs at least 8 bytes of torch.float32, got 7"

@@ -333,6 +333,32 @@ def same_state(one, other):
     assert [{**g, "params": list(g["params"])} for g in one["param_groups"]] == other["param_groups"]
 
 
+def names_saved_and_loaded(optimizer_cls):
+    """Groups with names and without: what is saved, and what the groups hold once each has loaded the other's."""
+    found = []
+    for kind in ("named", "unnamed"):
+        layers = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3)).to(rank_device())
+        one, two = (list(m.named_parameters() if kind == "named" else m.parameters()) for m in layers)
+        if optimizer_cls is ShardedOptimizer:
+            optimizer = ShardedOptimizer([{"params": one}], torch.optim.SGD, lr=0.1)
+        else:
+            optimizer = torch.optim.SGD([{"params": one}], lr=0.1)
+        optimizer.add_param_group({"params": two, "lr": 0.2})
+        found.append(optimizer)
+    saved = [optimizer.state_dict() for optimizer in found]
+    for optimizer, other in zip(found, reversed(saved), strict=True):
+        optimizer.load_state_dict(other)
+        optimizer.step()
+    held = [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in found]
+    return saved, held
+
+
+def test_names_of_parameters_are_saved_and_loaded_as_torch_does(ranks):
+    theirs = ranks.run(names_saved_and_loaded, torch.optim.SGD)
+    assert theirs[0][0][0]["param_groups"][1]["param_names"] == ["weight", "bias"]
+    assert ranks.run(names_saved_and_loaded, ShardedOptimizer) == theirs
+
+
 def test_state_saved_at_two_ranks_goes_on_at_one_and_three(pools):
     model, state, _ = pools(2).run(begin, 1)[0]
     same_state(state, pools(1).run(begin_alone, torch.float32)[0][0])

@@ -49,9 +49,7 @@ def main() -> None:
 
         from trainstep.parallel import launch, transfer
 
-        launch.initialize(
-            place["rank"], place["world_size"], place["device"], f"file://{place['rendezvous']}"
-        )
+        launch.initialize(place["rank"], place["world_size"], place["device"], place["rendezvous"])
         dist.barrier()  # also makes the backend's connections, outside of any timed job
     except BaseException as error:
         connection.send_bytes(pickle.dumps(_describe(error)))

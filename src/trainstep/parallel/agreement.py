@@ -1,8 +1,11 @@
-"""Making sure that every rank takes part before a collective that users may call on one rank by mistake."""
+"""Making sure, before collectives that would hang or mix, that all ranks take part and hold the same model."""
 
+from collections.abc import Iterable
 from datetime import timedelta
+from itertools import zip_longest
 
 import torch.distributed as dist
+from torch import Tensor
 
 TIMEOUT_SECONDS = 60.0
 _rounds: dict[str, int] = {}
@@ -30,3 +33,24 @@ def require_all_ranks(what: str) -> None:
             f"{', '.join(map(str, missing))}"
         ) from error
     _rounds[what] = _rounds.get(what, 0) + 1
+
+
+def require_alike_parameters(
+    parameters: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None = None
+) -> None:
+    """Return if every rank of the group holds parameters of the same names, shapes and dtypes in the same order.
+
+    Raises:
+        ValueError: on every rank; the message names the first difference.
+    """
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    every: list[list[str]] = [[] for _ in ranks]
+    mine = [f"{name} {list(p.shape)} {p.dtype}" for name, p in parameters]
+    dist.all_gather_object(every, mine, group=group)
+    for rank, theirs in zip(ranks, every, strict=True):
+        for first, other in zip_longest(every[0], theirs, fillvalue="none left"):
+            if first != other:
+                raise ValueError(
+                    f"the model must be the same on every rank, but rank {ranks[0]} has {first} where rank {rank} "
+                    f"has {other}"
+                )

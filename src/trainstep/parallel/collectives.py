@@ -1,8 +1,8 @@
 """The collectives by name, on buffers that can be refilled and checked: what an all-reduce sweep measures.
 
 A collective of S bytes, N ranks (NCCL's meaning of size): all-reduce and broadcast, the tensor; all-gather,
-the output; reduce-scatter, the input; all-to-all, a rank's input. Where N must divide the elements, S is
-rounded up and the buffers say so. Values are small integers, so sums are exact in any order and every dtype.
+the output; reduce-scatter, the input; all-to-all, a rank's input. S is rounded down to whole elements, the same
+number a rank where ranks hold parts, and the buffers say so. Values are small integers, so sums are exact in any order and every dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Buffers:
     Attributes:
         source: [M_in], what this rank contributes; in-place collectives overwrite it.
         output: [M_out], where the result is; may be `source` itself.
-        payload_bytes: S after rounding to whole elements, by the meaning above.
+        payload_bytes: S after rounding down to whole elements, by the meaning above.
         run: does the collective once; returns the bytes this rank sent where they are counted (ring).
     """
 
@@ -178,25 +178,24 @@ def make_buffers(
 
     Args:
         name: one of COLLECTIVES or RING_COLLECTIVES.
-        size_bytes: S; rounded up to a whole number of elements a rank where ranks hold parts.
+        size_bytes: S; rounded down to a whole number of elements, a rank's where ranks hold parts.
         dtype: of the elements.
         device: this rank's.
         group: ranks that take part; None means all.
 
     Raises:
-        ValueError: unknown name, or a size below one byte.
+        ValueError: unknown name, or a size below one element, a rank's where ranks hold parts.
     """
     if name not in COLLECTIVES + RING_COLLECTIVES:
         known = ", ".join(COLLECTIVES + RING_COLLECTIVES)
         raise ValueError(f"unknown collective {name!r}; known: {known}")
-    if size_bytes < 1:
-        raise ValueError(f"a collective needs at least one byte, got {size_bytes}")
     device = torch.device(device)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    elements = -(-size_bytes // dtype.itemsize)
     kind = name.removeprefix("ring_").removeprefix("whole_tensor_")
-    if kind not in ("all_reduce", "broadcast"):
-        elements = -(-elements // size) * size
+    least = dtype.itemsize * (1 if kind in ("all_reduce", "broadcast") else size)
+    if size_bytes < least:
+        raise ValueError(f"{name} on {size} ranks needs at least {least} bytes of {dtype}, got {size_bytes}")
+    elements = size_bytes // least * least // dtype.itemsize
     part = elements // size
     mine = rank * part
 

@@ -3,11 +3,10 @@
 `launch` starts fresh ranks for one call; `Ranks` keeps them for many (a start costs one to two seconds).
 Ranks are subprocesses in the caller's process group, die with the thread that started them, and meet through
 a file. The backend is gloo on CPU and NCCL, one device a rank, on CUDA. Under torchrun (`RANK`,
-`WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` set) nothing is started: this process is one of the ranks.
+`WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` set) every process that it started starts its own rank only, they meet
+through torchrun's store, and each process gets every rank's values: see `torchrun`.
 """
 
-import atexit
-import contextlib
 import os
 import pickle
 import shutil
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -28,12 +26,11 @@ import torch
 import torch.distributed as dist
 
 from trainstep.parallel import transfer
+from trainstep.parallel.torchrun import Round, connect, under_torchrun
 
 MAX_CPU_RANKS = 16
-_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GRACE_SECONDS = 0.5  # after a first failure: wait for the failure that caused it to be heard too
 _CLOSE_SECONDS = 5.0
-_runs = 0  # jobs of this process under torchrun: alike on all of its ranks
 
 
 class RankFailure(RuntimeError):
@@ -75,31 +72,33 @@ def check_ranks(world_size: int, device: str) -> None:
         )
 
 
-def under_torchrun() -> bool:
-    """Whether this process was started as one rank of many by torchrun."""
-    return all(name in os.environ for name in _TORCHRUN)
-
-
 def initialize(
-    rank: int, world_size: int, device: str, init_method: str, timeout_seconds: float = 600.0
+    rank: int, world_size: int, device: str, rendezvous: str, timeout_seconds: float = 600.0
 ) -> None:
-    """Make the default process group of one rank; `NCCL_*` variables are left as found."""
+    """Make the default process group of one rank; `NCCL_*` variables are left as found.
+
+    Args:
+        rendezvous: where the ranks meet: a file's path, or a name in torchrun's store.
+    """
     timeout = timedelta(seconds=timeout_seconds)
+    store: dist.Store
+    if under_torchrun():
+        store = dist.PrefixStore(rendezvous, connect(False))
+    else:
+        store = dist.FileStore(rendezvous, world_size)
     if device == "cuda":
         local = int(os.environ["LOCAL_RANK"]) if under_torchrun() else rank
         torch.cuda.set_device(local)
         dist.init_process_group(
             "nccl",
-            init_method=init_method,
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=timeout,
             device_id=torch.device("cuda", local),
         )
     else:
-        dist.init_process_group(
-            "gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout
-        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def rank_device() -> torch.device:
@@ -113,8 +112,9 @@ class Ranks:
     """Persistent ranks with an initialised default process group.
 
     After a failure or a timeout every rank is killed and the pool stays closed; its owner starts a fresh one.
-    On a CPU each rank gets one thread unless OMP_NUM_THREADS is set. Under torchrun the ranks are those it
-    started: every one of them makes this object and calls `run` alike, and gets every rank's values.
+    On a CPU each rank gets one thread unless OMP_NUM_THREADS is set. Under torchrun every process that it started
+    makes this object and calls `run` alike, each with its own arguments, and gets every rank's values or the same
+    failure.
 
     Args:
         world_size: ranks.
@@ -133,26 +133,27 @@ class Ranks:
         self.world_size = world_size
         self.device = device
         self._folder = "" if under_torchrun() else tempfile.mkdtemp(prefix="trainstep-ranks-")
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._connections: dict[int, Connection] = {}
         self._open = True
-        if under_torchrun():
-            _join_torchrun(world_size, device)
-            return
         try:
-            for rank in range(world_size):
-                self._start(rank)
-            self._collect("start", start_timeout_seconds or 60.0 + 5.0 * world_size)
+            joint = _next_round(world_size)
+            if joint and device == "cuda":  # else this process's own context would be on the first device
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            rendezvous = joint.name if joint else os.path.join(self._folder, "rendezvous")
+            for rank in range(world_size) if joint is None else (int(os.environ["RANK"]),):
+                self._start(rank, rendezvous)
+            self._collect("start", start_timeout_seconds or 60.0 + 5.0 * world_size, joint)
         except BaseException:
             self._kill()
             raise
 
-    def _start(self, rank: int) -> None:
+    def _start(self, rank: int, rendezvous: str) -> None:
         here, there = Pipe()
         environment = dict(os.environ)
         if self.device == "cpu":
             environment.setdefault("OMP_NUM_THREADS", "1")
-            if sys.platform == "linux":
+            if sys.platform == "linux" and not under_torchrun():  # which may reach over several nodes
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name need not resolve
         worker = Path(__file__).with_name("_worker.py")
         with there:
@@ -162,13 +163,13 @@ class Ranks:
                 env=environment,
                 stdin=subprocess.DEVNULL,
             )
-        self._processes.append(process)
-        self._connections.append(here)
+        self._processes[rank] = process
+        self._connections[rank] = here
         place = {
             "rank": rank,
             "world_size": self.world_size,
             "device": self.device,
-            "rendezvous": os.path.join(self._folder, "rendezvous"),
+            "rendezvous": rendezvous,
             "parent": os.getpid(),
             "sys_path": [os.path.abspath(entry) for entry in sys.path],
         }
@@ -199,118 +200,112 @@ class Ranks:
         if not self._open:
             raise RuntimeError("these ranks are closed; start fresh ones")
         job_name = name or str(getattr(fn, "__qualname__", fn))
-        if under_torchrun():
-            return self._run_here(fn, args, job_name, timeout_seconds)
-        job = transfer.dumps((fn, args))
+        joint = _next_round(self.world_size)
         try:
-            for connection in self._connections:
+            job = transfer.dumps((fn, args))
+        except ValueError as error:
+            if joint is not None:  # the other ranks may run theirs
+                joint.fail(min(self._processes), f"ValueError: {error}", "")
+                self._kill()
+            raise
+        try:
+            for connection in self._connections.values():
                 connection.send_bytes(job)
         except OSError:
             pass  # a rank is gone; said below
         except BaseException:
             self._kill()
             raise
-        return self._collect(job_name, timeout_seconds)
+        return self._collect(job_name, timeout_seconds, joint)
 
-    def _run_here(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], job: str, timeout_seconds: float
-    ) -> list[Any]:
-        """Run this process's share under torchrun; every rank gets all values, or raises the failure.
-
-        Outcomes go through the store, not through a collective: a rank that failed may have left the others inside
-        one of the job's own.
-        """
-        global _runs
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_seconds))
-        try:
-            outcome = pickle.dumps({"ok": True, "value": fn(*args)})
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            report = {"ok": False, "message": message, "traceback": traceback.format_exc(), "at": time.time()}
-            outcome = pickle.dumps(report)
-        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-        keys = [f"trainstep/run/{_runs}/{r}" for r in range(self.world_size)]
-        store.set(keys[rank], outcome)  # type: ignore[arg-type]  # bytes, whatever the stub says
-        with contextlib.suppress(RuntimeError):  # who is late is said below
-            store.wait(keys, timedelta(seconds=timeout_seconds))
-        here = [r for r, key in enumerate(keys) if store.check([key])]
-        if _runs and len(here) == self.world_size:  # all have read what the job before gave
-            store.delete_key(f"trainstep/run/{_runs - 1}/{rank}")
-        _runs += 1
-        outcomes = {r: pickle.loads(store.get(keys[r])) for r in here}
-        failures = {r: report for r, report in outcomes.items() if not report["ok"]}
-        if failures or len(here) < self.world_size:
-            self._open = False
-        if failures:
-            first = min(failures, key=lambda r: failures[r]["at"])
-            raise RankFailure(job, first, failures[first]["message"], failures[first]["traceback"])
-        if len(here) < self.world_size:
-            late = [r for r in range(self.world_size) if r not in here]
-            message = f"no answer for {timeout_seconds:g} s (waiting for ranks {', '.join(map(str, late))})"
-            raise RankTimeout(job, late[0], message)
-        return [outcomes[r]["value"] for r in range(self.world_size)]
-
-    def _collect(self, job: str, timeout_seconds: float) -> list[Any]:
+    def _collect(self, job: str, timeout_seconds: float, joint: Round | None) -> list[Any]:
         """Wait for every rank's report; on any trouble kill all ranks and raise."""
         deadline = time.monotonic() + timeout_seconds
-        pending = dict(enumerate(self._connections))
-        values: dict[int, Any] = {}
-        failures: dict[int, dict[str, Any]] = {}
+        late = f"no answer after {timeout_seconds:g} s (waiting for ranks {{late}}; returned: {{done}})"
         try:
-            while pending and time.monotonic() < deadline:
-                ready = wait(list(pending.values()), timeout=min(0.5, max(0.0, deadline - time.monotonic())))
-                for rank, connection in list(pending.items()):
-                    if connection in ready:
-                        try:
-                            report = pickle.loads(connection.recv_bytes())
-                        except (EOFError, OSError):
-                            report = {"ok": False, "dead": True}
-                    elif self._processes[rank].poll() is not None and not connection.poll():
-                        report = {"ok": False, "dead": True}
-                    else:
-                        continue
-                    del pending[rank]
-                    if report["ok"]:
-                        values[rank] = transfer.loads(report["value"])
-                    else:
-                        if not failures:
-                            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                        failures[rank] = report
-            if failures:
-                raise self._failure(job, failures)
-            if pending:
-                late = ", ".join(map(str, pending))
+            values, failures = self._listen(deadline, joint)
+            if joint is not None:
+                values = self._settle(job, joint, values, failures, deadline, late)
+            elif failures:
+                raise RankFailure(job, *self._blame(failures))
+            elif pending := [rank for rank in self._connections if rank not in values]:
                 done = ", ".join(map(str, values)) or "none"
-                message = (
-                    f"no answer after {timeout_seconds:g} s (waiting for ranks {late}; returned: {done})"
-                )
-                raise RankTimeout(job, min(pending), message)
+                message = late.format(late=", ".join(map(str, pending)), done=done)
+                raise RankTimeout(job, pending[0], message)
         except BaseException:
             self._kill()
             raise
-        return [values[rank] for rank in range(self.world_size)]
+        return [transfer.loads(values[rank]) for rank in range(self.world_size)]
 
-    def _failure(self, job: str, failures: dict[int, dict[str, Any]]) -> RankFailure:
-        """Blame a rank that died before one that raised, and the first that raised before the later ones."""
+    def _listen(
+        self, deadline: float, joint: Round | None
+    ) -> tuple[dict[int, bytes], dict[int, dict[str, Any]]]:
+        """What this process's ranks returned and how they failed, by rank; ends early where others gave the verdict."""
+        pending = dict(self._connections)
+        values: dict[int, bytes] = {}
+        failures: dict[int, dict[str, Any]] = {}
+        while pending and time.monotonic() < deadline and not (joint and joint.verdict()):
+            ready = wait(list(pending.values()), timeout=min(0.5, max(0.0, deadline - time.monotonic())))
+            for rank, connection in list(pending.items()):
+                if connection in ready:
+                    try:
+                        report = pickle.loads(connection.recv_bytes())
+                    except (EOFError, OSError):
+                        report = {"ok": False, "dead": True}
+                elif self._processes[rank].poll() is not None and not connection.poll():
+                    report = {"ok": False, "dead": True}
+                else:
+                    continue
+                del pending[rank]
+                if report["ok"]:
+                    values[rank] = report["value"]
+                else:
+                    if not failures:
+                        deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                    failures[rank] = report
+        return values, failures
+
+    def _settle(
+        self,
+        job: str,
+        joint: Round,
+        values: dict[int, bytes],
+        failures: dict[int, dict[str, Any]],
+        deadline: float,
+        late: str,
+    ) -> dict[int, bytes]:
+        """Every rank's value, or the failure that all of torchrun's processes raise."""
+        if failures:
+            if not any(report.get("dead") for report in failures.values()):
+                time.sleep(_GRACE_SECONDS)  # one that died comes first: the others failed for want of it
+            joint.fail(*self._blame(failures))
+        for value in values.values():
+            joint.done(value)
+        verdict = joint.verdict(deadline - time.monotonic()) or joint.give_up(late)
+        if not verdict["ok"]:
+            kind = RankTimeout if verdict["late"] else RankFailure
+            raise kind(job, verdict["rank"], verdict["message"], verdict["details"])
+        return dict(enumerate(joint.values()))
+
+    def _blame(self, failures: dict[int, dict[str, Any]]) -> tuple[int, str, str]:
+        """Rank, message and details: one that died before one that raised, the first that raised before later ones."""
         dead = [rank for rank, report in failures.items() if report.get("dead")]
         if dead:
             status = self._processes[dead[0]].wait()
             if status < 0:
-                how = f"killed by signal {-status} ({signal.Signals(-status).name})"
-            else:
-                how = f"exited with status {status} without returning"
-            return RankFailure(job, dead[0], how)
+                return dead[0], f"killed by signal {-status} ({signal.Signals(-status).name})", ""
+            return dead[0], f"exited with status {status} without returning", ""
         rank = min(failures, key=lambda r: failures[r]["at"])
-        return RankFailure(job, rank, failures[rank]["message"], failures[rank]["traceback"])
+        return rank, failures[rank]["message"], failures[rank]["traceback"]
 
     def _kill(self) -> None:
         self._open = False
-        for process in self._processes:
+        for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
-        for connection in self._connections:
+        for connection in self._connections.values():
             connection.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -321,9 +316,9 @@ class Ranks:
             return
         deadline = time.monotonic() + _CLOSE_SECONDS
         try:
-            for connection in self._connections:
+            for connection in self._connections.values():
                 connection.send_bytes(b"")
-            for process in self._processes:
+            for process in self._processes.values():
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except (OSError, subprocess.TimeoutExpired):
             pass
@@ -347,8 +342,8 @@ def launch(
 ) -> list[Any]:
     """Run `fn(*args)` on `world_size` fresh ranks and return every rank's value, in rank order.
 
-    The timeout counts from the moment the ranks stand. Under torchrun this process runs its own share, and
-    every rank gets the whole list.
+    The timeout counts from the moment the ranks stand. Under torchrun this process starts its own rank, and gets the
+    whole list.
 
     Raises:
         ValueError, RankFailure, RankTimeout: as in `Ranks`; ValueError when torchrun's world size differs.
@@ -357,11 +352,11 @@ def launch(
         return ranks.run(fn, *args, timeout_seconds=timeout_seconds, name=name)
 
 
-def _join_torchrun(world_size: int, device: str) -> None:
-    """Make the default process group of torchrun's ranks, once a process."""
+def _next_round(world_size: int) -> Round | None:
+    """What torchrun's processes settle next; None where torchrun started none."""
+    if not under_torchrun():
+        return None
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"torchrun started {started} ranks, {world_size} were asked for")
-    if not dist.is_initialized():
-        initialize(int(os.environ["RANK"]), started, device, "env://")
-        atexit.register(dist.destroy_process_group)
+    return Round()

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainstep.parallel.agreement import require_alike_parameters
 from trainstep.parallel.collectives import broadcast_each
 from trainstep.parallel.communication import CommunicationLog
 from trainstep.parallel.data.members import Members
@@ -36,6 +37,9 @@ class DataParallel(nn.Module):
         group: ranks that hold replicas; None means all.
         broadcast_buffers: also make buffers equal after every step.
         communication: where to note when collectives ran; None records nothing.
+
+    Raises:
+        ValueError: the ranks' models differ.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class DataParallel(nn.Module):
         self._known: list[tuple[nn.Parameter, bool]] | None = None
         self._trainable: list[nn.Parameter] = []
         self._missing: list[tuple[nn.Parameter, Tensor]] = []
+        managed = set(self._managed())
+        require_alike_parameters([(n, p) for n, p in module.named_parameters() if p in managed], group)
         self._notice_parameters()
         self._broadcast(self._members.buffers())
 

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainstep.model.embedding import Embedding
 from trainstep.model.linear import Linear, PackedLinear
+from trainstep.parallel.agreement import require_alike_parameters
 from trainstep.parallel.clip import clip_grad_norm
 from trainstep.parallel.collectives import broadcast_each, start_reduce_scatter
 from trainstep.parallel.data.flat import Flat
@@ -52,6 +53,9 @@ class FSDP(Flat):
         layer_classes: further classes to shard: any with a 2-D `weight`.
         mesh: dimensions "replicate" and "shard" over all ranks, see `parallel.mesh`; None shards over all.
         options: see `DataParallel`.
+
+    Raises:
+        ValueError: the ranks' models differ, or the model is on the meta device.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class FSDP(Flat):
         self, module: nn.Module, classes: tuple[type[nn.Module], ...], group: dist.ProcessGroup | None
     ) -> list[ShardedWeight]:
         """Cut every weight that only layers of these classes hold; one at a time, from rank 0's."""
+        require_alike_parameters(module.named_parameters(), group)
         holders: dict[nn.Parameter, list[tuple[str, str, nn.Module]]] = {}
         for prefix, layer in module.named_modules():
             for name, parameter in layer._parameters.items():

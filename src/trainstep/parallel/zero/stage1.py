@@ -65,8 +65,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         own = [p for p in group["params"] if self.owns(p)]
         if not own:
             return
-        inner_group = {**group, "params": own}
-        inner_group.pop("param_names", None)
+        inner_group = {**_hyper_parameters(group), "params": own}
         if self._inner is None:
             self._inner = self._optimizer_cls([inner_group], **self._kwargs)
             self.state = self._inner.state
@@ -117,7 +116,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             indices = list(range(start, start + len(group["params"])))
             start += len(indices)
-            groups.append({**_hyper_parameters(group), "params": indices})
+            groups.append({**_all_but_parameters(group), "params": indices})
         state = {index_of[p]: dict(values) for p, values in self.state.items()}
         return {"state": state, "param_groups": groups}
 
@@ -163,7 +162,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         saved_index: dict[Tensor, int] = {}
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             saved_index.update(zip(group["params"], saved["params"], strict=True))
-            group.update(_hyper_parameters(saved))
+            group.update(_all_but_parameters(saved))
         if self._inner is None:
             return
         for group, inner_group in self._pairs:
@@ -204,7 +203,12 @@ def _outline(value: Any) -> Any:
     return _TensorOutline(value) if isinstance(value, Tensor) else value
 
 
+def _all_but_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
 def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group of all parameters and that of a rank's share have in common; names go with the parameters."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 

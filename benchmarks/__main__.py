@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = build()(args=arguments, standalone_mode=False, prog_name="python -m benchmarks")
         if status == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
-            print("interrupted; what was measured is kept", file=sys.stderr)
+            print("interrupted", file=sys.stderr)
         return status if isinstance(status, int) else 0
     except BrokenPipeError:
         # The reader of our output has gone; flushing at exit must not complain about it again.

@@ -10,6 +10,7 @@ from benchmarks.measure.record import (
     check_machine,
     check_published,
     destination,
+    file_at,
     read_rows,
     safe_name,
     to_line,
@@ -83,7 +84,7 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
             machine, a row that is to be published has too few samples, or the place holds other rows. Nothing
             was written.
     """
-    if not file.is_file():
+    if not file_at(file).exists():
         raise ValueError(f"no file {file}")
     try:
         rows = read_rows(file)

@@ -85,7 +85,7 @@ def _side(text: str, machine: str | None) -> Side:
     from benchmarks.history import resolve
 
     if Path(text).exists():
-        rows = _load([Path(text)], named=Path(text).is_file())
+        rows = _load([Path(text)], named=not Path(text).is_dir())
         commits = {row.commit for row in rows}
         if len(commits) > 1:
             raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")

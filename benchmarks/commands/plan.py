@@ -90,6 +90,7 @@ def plan(
 def _check_file(path: Path | None, known: tuple[str, ...]) -> None:
     """Refuse before anything is computed what could not be written after it."""
     from benchmarks.commands.measuring import writable
+    from benchmarks.measure.record import file_at
 
     if path is None:
         return
@@ -97,9 +98,7 @@ def _check_file(path: Path | None, known: tuple[str, ...]) -> None:
         raise ValueError(f"{str(path)!r} must end in {' or '.join(known)}")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no directory {str(path.absolute().parent)!r} to write {path.name!r} in")
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a directory")
-    writable(path.absolute().parent)
+    writable(file_at(path).parent)
 
 
 def _print(question: "Question", plans: list["Plan"], devices: int, validation: bool) -> None:
@@ -185,6 +184,7 @@ def draw_plans(path: Path, question: "Question", plans: list["Plan"]) -> None:
         ValueError: the name ends in neither, or the place cannot be written.
     """
     from benchmarks.commands.plan_charts import plan_chart
-    from benchmarks.report.plots import render, write_picture
+    from benchmarks.measure.record import write_atomically
+    from benchmarks.report.plots import render
 
-    write_picture(path, render(plan_chart(question, plans), path.suffix.removeprefix(".")))
+    write_atomically(path, render(plan_chart(question, plans), path.suffix.removeprefix(".")))

@@ -1,5 +1,6 @@
 """`profile`: which kernels a step spends its time on, and how much communication it hides."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -86,8 +87,8 @@ def profile(
         for config in configs:
             _profile_ranks(config, variant, ranks, dtype, device, out)
         return 0
-    study = Study("profile", device, out)
-    rows = [_profile_cell(config, target, mode, dtype, device, top, out, study) for config in configs]
+    with contextlib.closing(Study("profile", device, out)) as study:
+        rows = [_profile_cell(config, target, mode, dtype, device, top, out, study) for config in configs]
     print(f"{len(rows)} rows in {study.path}")
     return status_of(rows)
 

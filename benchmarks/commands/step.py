@@ -39,6 +39,7 @@ def step(
         status_of,
     )
     from benchmarks.commands.printing import print_rows, print_warmup_study
+    from benchmarks.measure.record import file_at
     from trainstep import ranges
     from trainstep.specs.dtype import get_dtype
     from trainstep.specs.model import MODELS, get_model
@@ -51,6 +52,12 @@ def step(
     }  # fmt: skip
     named: dict[str, Any] = {key: value for key, value in shape.items() if value is not None}
     warmups = counts(warmup, "warmup", least=0)
+    places = [
+        out if out is None or len(warmups) == 1 else out.with_stem(f"{out.stem}-w{count}")
+        for count in warmups
+    ]
+    for name in filter(None, places):
+        file_at(name)
     device = choose_device(device)
     cases = [
         table.case(row, phase, name, dtype=dtype, **named)
@@ -61,14 +68,13 @@ def step(
     if nvtx:
         ranges.enable()
     rows = []
-    for count in warmups:
-        path = out if out is None or len(warmups) == 1 else out.with_stem(f"{out.stem}-w{count}")
+    for count, place in zip(warmups, places, strict=True):
         measured, path = measure_cases(
             cases,
             device=device,
             policy=choose_policy(device, steps, count, what="steps"),
             machine=machine,
-            out=path,
+            out=place,
         )
         rows += measured
         if len(warmups) == 1:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.measure.record import load
+from benchmarks.measure.record import RunWriter, load
+from tests.benchmarks.rows import row
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "results" / "local"
@@ -136,12 +137,12 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path):
         text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
-    while not out.exists() and time.monotonic() < deadline:
+    while not (out.exists() and out.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(started.pid, signal.SIGINT)
     _, err = started.communicate(timeout=60)
     first = load([out])[0]
-    assert started.returncode == 130 and "interrupted" in err
+    assert started.returncode == 130 and err == f"{len(first)} rows are kept in {out}\ninterrupted\n"
     assert 1 <= len(first) < 9
     again = subprocess.run(
         [*words, "--out", str(out)], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -164,6 +165,83 @@ def test_a_file_of_another_run_is_not_shown_as_this_one(tmp_path, capsys):
     assert "nothing was measured" in capsys.readouterr().err
     assert main([*words, "--samples", "6", "--fresh"]) == 0
     assert out.read_text() != before
+
+
+def test_an_interruption_before_the_first_row_keeps_nothing_and_says_nothing_else(
+    tmp_path, capsys, monkeypatch
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.runner.measure", interrupted)
+    assert main([*RUN, str(tmp_path / "rows.jsonl")]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+RUN = ["run", "--only", "attention/sdpa-math/forward/.*S256", "--out"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        RUN,
+        [*RUN[:-1], "--list", "--out"],
+        [*RUN[:-1], "--fresh", "--out"],
+        ["attention", "--length", "32", "--samples", "2", "--implementation", "sdpa", "--out"],
+        ["step", "toy", "--context", "8", "--steps", "2", "--target", "plain", "--out"],
+        ["collective", "--sizes", "1K", "--samples", "2", "--out"],
+        ["parallel", "--samples", "2", "--out"],
+        ["memory", "toy", "--study", "peak", "--context", "8", "--out"],
+        ["plan", "--model", "toy", "--out"],
+        ["plan", "--model", "toy", "--figure"],
+        ["adopt"],
+        ["gate", "--current", "HEAD", "--baseline"],
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_only_regular_files_are_read_or_written(arguments, kind, tmp_path, capsys):
+    place = tmp_path / ("picture.png" if "--figure" in arguments else "rows.json")
+    target = place if kind == "pipe" else tmp_path / "pipe"
+    os.mkfifo(target)
+    if kind == "link":
+        place.symlink_to(target)
+    assert main([*arguments, str(place)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith(f"{place} is not a regular file\n") and err.count("\n") == 1, err
+    assert target.is_fifo() and place.is_symlink() == (kind == "link")
+
+
+def test_one_of_several_files_that_is_in_the_way_is_seen_before_any_is_written(tmp_path, capsys):
+    os.mkfifo(tmp_path / "rows-w1.jsonl")
+    os.mkfifo(tmp_path / "rows-peak.jsonl")
+    out = str(tmp_path / "rows.jsonl")
+    assert main(["step", "toy", "--warmup", "0,1", "--steps", "1", "--out", out]) == 2
+    assert "rows-w1.jsonl is not a regular file" in capsys.readouterr().err
+    assert main(["memory", "toy", "--study", "checkpoint,peak", "--out", out]) == 2
+    assert "rows-peak.jsonl is not a regular file" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_rows_reach_the_target_of_a_link(tmp_path):
+    (tmp_path / "link.jsonl").symlink_to("rows.jsonl")
+    assert main([*RUN, str(tmp_path / "link.jsonl"), "--samples", "5"]) == 0
+    assert (tmp_path / "link.jsonl").is_symlink() and len(load([tmp_path / "rows.jsonl"])[0]) == 1
+    assert main([*RUN, str(tmp_path / "link.jsonl"), "--samples", "6", "--fresh"]) == 0
+    assert (tmp_path / "link.jsonl").is_symlink() and len(load([tmp_path / "rows.jsonl"])[0]) == 1
+
+
+def test_a_file_that_another_process_is_writing_is_refused(tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    other = RunWriter.to_file(out)
+    other.add(row())
+    before = out.read_text()
+    for fresh in ([], ["--fresh"]):
+        assert main([*RUN, str(out), *fresh]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "another process is writing" in err and str(out) in err
+    assert out.read_text() == before
+    other.close()
 
 
 def test_fresh_never_removes_a_file_that_holds_no_rows(tmp_path, capsys):

@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(checkout, tmp
         command, "collect", lambda results: pytest.fail("worked before the place was checked")
     )
     for place, file_format in (("file", None), ("file/below", None), ("taken", None), ("half", "md")):
-        with pytest.raises(ValueError, match="cannot write"):
+        with pytest.raises(ValueError, match=r"cannot write|is a directory"):
             make_report(checkout, tmp_path / place, file_format=file_format)
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]
 

@@ -88,12 +88,13 @@ def measure(
         )
         if made.metrics is not None:
             metrics |= made.metrics()
+        metrics = finite_or_absent(metrics)  # here, so that what cannot be stored is this case's error
         check_metrics(metrics)
         return Outcome(
             status="ok",
             samples_seconds=tuple(samples.seconds) if policy.timed else (),
             first_seconds=samples.first_seconds if policy.timed else None,
-            metrics=finite_or_absent(metrics),  # here, so that what cannot be stored is this case's error
+            metrics=metrics,
             check=check,
             state=made.state,
             clock=clock_name(made.clock),

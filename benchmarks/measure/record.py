@@ -14,6 +14,7 @@ import math
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -26,7 +27,11 @@ AGAIN = "gate"
 STUDY = "study"
 SUITES = ("run", "asv", "pytest", AGAIN, STUDY)
 RESULTS = Path("results")
+_TEXTS = ("case", "suite", "run", "machine", "source_sha256", "ruler_sha256", "started_at", "status")
 LEAST_SAMPLES = 5  # of a published row
+# Beyond these nothing was measured. Within them no rate, ratio or mean of two stored numbers overflows.
+LARGEST = 1e30
+SHORTEST_SECONDS = 1e-12  # besides 0, which a coarse clock gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +99,11 @@ class Row:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(stored) - known):
             raise ValueError(f"unknown field {unknown[0]!r}")
-        for name in (
-            "case",
-            "suite",
-            "run",
-            "machine",
-            "source_sha256",
-            "ruler_sha256",
-            "started_at",
-            "status",
-        ):
+        for name in _TEXTS:
             if not isinstance(stored.get(name), str):
                 raise ValueError(f"field {name!r} is not text")
+        if re.search(r"\d{19}", stored["case"]):
+            raise ValueError("a number in the case id is larger than any shape's")
         if stored["status"] not in STATUSES:
             raise ValueError(f"unknown status {stored['status']!r}")
         if not isinstance(stored.get("version"), int) or not isinstance(stored.get("dirty"), bool):
@@ -118,24 +116,45 @@ class Row:
                 raise ValueError(f"field {name!r} is not a table")
         check_metrics(stored.get("metrics", {}))
         samples = stored.get("samples_seconds", [])
-        if not isinstance(samples, list) or not all(_finite(s) for s in samples):
-            raise ValueError("samples_seconds are not finite numbers")
+        if not isinstance(samples, list) or not all(_is_time(s) for s in samples):
+            raise ValueError("samples_seconds are not times")
+        if not (stored.get("first_seconds") is None or _is_time(stored["first_seconds"])):
+            raise ValueError("first_seconds is no time")
+        check = stored.get("check")
+        if check is not None and not (
+            isinstance(check, dict)
+            and all(
+                v is None or _is_number(v, sys.float_info.max) for v in map(check.get, ("error", "budget"))
+            )
+        ):
+            raise ValueError("check has no error and budget")
         return cls(**{**stored, "samples_seconds": tuple(float(s) for s in samples)})
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any, largest: float = LARGEST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and (value == 0 or value >= SHORTEST_SECONDS)
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> None:
     """Refuse metrics that nobody could compare later.
 
     Raises:
-        ValueError: a metric without a value, or with a better side that is neither "lower", "higher" nor None.
+        ValueError: a metric without a value, with a value or samples that are no numbers (no times, in seconds), or
+            with a better side that is neither "lower", "higher" nor None.
     """
     for name, metric in metrics.items():
         if not isinstance(metric, Mapping) or "value" not in metric:
             raise ValueError(f"metric {name!r} has no value")
+        samples = metric.get("samples") or []
+        usable = _is_time if metric.get("unit") == "s" else _is_number
+        if not isinstance(samples, list) or not all(
+            v is None or usable(v) for v in (metric["value"], *samples)
+        ):
+            raise ValueError(f"metric {name!r} has a value or samples that were not measured")
         if metric.get("better") not in ("lower", "higher", None):
             raise ValueError(
                 f"metric {name!r} is better {metric['better']!r}; known: 'lower', 'higher', None"
@@ -460,8 +479,12 @@ def load(paths: Iterable[Path | str]) -> tuple[list[Row], list[str]]:
     problems: list[str] = []
     for path in _files(paths):
         try:
-            rows += read_rows(path) if path.suffix == ".jsonl" else read_foreign(file_at(path))
-        except ValueError as error:
+            if path.suffix == ".jsonl":
+                rows += read_rows(path)
+            else:  # the other tools' files are held to the same rules
+                foreign = map(Row.to_json, read_foreign(file_at(path)))
+                rows += [Row.from_json(r | {"samples_seconds": list(r["samples_seconds"])}) for r in foreign]
+        except (ValueError, OverflowError) as error:
             problems.append(f"{path}: skipped, damaged: {error}")
     return rows, problems
 

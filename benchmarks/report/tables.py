@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.report.facts import ABOVE_PEAK, Facts, Summary
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 MIB = 2**20
 # What a table of records is keyed by: is a case's target somebody else's work?
@@ -41,14 +41,16 @@ def frame(records: Sequence[Mapping[str, Any]], columns: str) -> "DataFrame":
     """Records as a DataFrame with the columns "one | two", of nullable types, so that absent stays absent."""
     import pandas
 
-    def kind(name: str) -> str:
-        text, whole = _TEXT.split(" | "), _WHOLE.split(" | ")
-        return "string" if name in text else "Int64" if name in whole else "Float64"
+    def series(name: str) -> "Series[Any]":
+        values = [one.get(name) for one in records]
+        if name in _TEXT.split(" | "):
+            return pandas.Series(values, dtype="string")
+        if name not in _WHOLE.split(" | "):
+            return pandas.Series(values, dtype="Float64")
+        small = all(value is None or abs(value) < 2**63 for value in values)
+        return pandas.Series(values, dtype="Int64" if small else "object")
 
-    names = columns.split(" | ")
-    return pandas.DataFrame(
-        {name: pandas.Series([one.get(name) for one in records], dtype=kind(name)) for name in names}
-    )
+    return pandas.DataFrame({name: series(name) for name in columns.split(" | ")})
 
 
 def _ms(seconds: float | None) -> float | None:

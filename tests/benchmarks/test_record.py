@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.measure import record
 from benchmarks.measure.foreign import stamp_asv
 from benchmarks.measure.record import RunWriter, check_machine, destination, load, safe_name, strict_json
@@ -146,6 +147,63 @@ def test_a_damaged_file_is_named_skipped_and_left_alone(tmp_path, name, content)
         with pytest.raises(ValueError, match="damaged"):
             RunWriter(tmp_path, name.removesuffix(".jsonl"))
     assert bad.read_bytes() == before
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ['{"value":"5"}', '{"value":[5]}', '{"value":true}', f'{{"value":{HUGE}}}', '{"value":1e300}',
+     '{"value":1,"samples":["a"]}', '{"value":1,"samples":5}', '{"value":1,"samples":[[]]}',
+     '{"value":-1,"unit":"s"}', '{"value":1,"unit":"s","samples":[1,-1]}', '{"value":1e-300,"unit":"s"}'],
+)  # fmt: skip
+def test_a_metric_that_nobody_measured_is_damage(tmp_path, metric):
+    damaged_with(tmp_path, '"metrics":{}', f'"metrics":{{"m":{metric}}}')
+
+
+@pytest.mark.parametrize("sample", ['"1"', "[1]", "-1", "true", HUGE, "1e-300", "1e308", "null"])
+def test_a_time_that_nobody_measured_is_damage(tmp_path, sample):
+    damaged_with(tmp_path, '"samples_seconds":[1.0]', f'"samples_seconds":[1.0,{sample}]')
+    if sample != "null":
+        damaged_with(tmp_path, '"first_seconds":null', f'"first_seconds":{sample}')
+
+
+@pytest.mark.parametrize("check", ["5", "[]", '{"error":"1","budget":1}', f'{{"error":1,"budget":{HUGE}}}'])
+def test_a_check_that_nobody_made_is_damage(tmp_path, check):
+    damaged_with(tmp_path, '"check":null', f'"check":{check}')
+
+
+def test_a_shape_that_nothing_has_is_damage(tmp_path):
+    damaged_with(tmp_path, "S256", "S" + "9" * 19)
+
+
+def damaged_with(tmp_path, old, new):
+    text = record.to_line(row(commit=A))
+    assert old in text
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(text.replace(old, new))
+    rows, problems = load([bad])
+    assert rows == [] and len(problems) == 1 and "damaged" in problems[0], problems
+    assert main(["gate", "--baseline", str(bad), "--current", str(bad)]) == 2
+
+
+@pytest.mark.parametrize("sample", [-1.0, 1e308, pytest.param(int(HUGE), id="huge"), 1e-300])
+def test_other_tools_files_are_held_to_the_same_rules(tmp_path, sample):
+    path = asv_file(tmp_path / "asv")
+    data = json.loads(path.read_text())
+    data["results"]["bench_attention.ForwardBackward.sampled"][5][0] = [0.2, sample]
+    path.write_text(json.dumps(data))
+    stats = {"median": 2.0, "data": [1.0, sample]}
+    benchmark = {"name": "t[step/plain/forward/toy,B4,fp32,w1]", "stats": stats}
+    data = {
+        "machine_info": {"node": "box"},
+        "commit_info": {"id": B, "dirty": False},
+        "benchmarks": [benchmark],
+    }
+    (tmp_path / "pytest.json").write_text(json.dumps(data))
+    rows, problems = load([tmp_path])
+    assert rows == [] and len(problems) == 2
 
 
 def test_an_absent_file_is_a_problem_not_a_crash(tmp_path):

@@ -37,16 +37,22 @@ def gate(
     """Exit status 0 nothing wrong, 10 nothing collected, 11 failed, 12 missing, 13 regressed, 14 not
     comparable.
 
-    The lowest that applies; 2 for usage errors. An alarm is measured again only where this machine is the one
+    The lowest that applies; 2 for usage errors. A damaged file on a side is not comparable with anything. An alarm is measured again only where this machine is the one
     that the rows are from; elsewhere the rows decide and the table says so. What was measured again is kept beside
     the other results, for the page; where it cannot be, the answer is the same.
     """
     from benchmarks.cases import every_case
-    from benchmarks.gate import compare, exit_status
+    from benchmarks.gate import Finding, compare, exit_status
 
     if history < 0:
         raise ValueError(f"history must not be negative, got {history}")
+    if machine is not None:
+        _known(machine)
     before, after = _side(baseline, machine), _side(current, machine)
+    past, damaged = _history(after, machine, history)
+    unread = dict.fromkeys([*before.damaged, *after.damaged])
+    for problem in dict.fromkeys([*unread, *damaged]):
+        print(problem, file=sys.stderr)
     rounds: list[Round] = []
     findings = compare(
         before.rows,
@@ -54,8 +60,9 @@ def gate(
         was={case.id: case.was for case in every_case() if case.was},
         allow_missing=allow_missing,
         remeasure=_remeasure(after.rows, rounds) if remeasure else None,
-        history=_history(after, machine, history),
+        history=past,
     )
+    findings += [Finding(kind="not_comparable", case="", detail=problem) for problem in unread]
     status = exit_status(findings)
     _print(findings, before, after)
     print(_summary(findings, status))
@@ -69,11 +76,25 @@ def gate(
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side: its rows and the commit they are of, None where that is unknown."""
+    """One side: its rows, the commit they are of, None where that is unknown, and a line a file that was not read."""
 
     name: str
     rows: "Sequence[Row]"
     commit: str | None
+    damaged: Sequence[str]
+
+
+def _known(machine: str) -> None:
+    """Refuse a machine without records.
+
+    Raises:
+        ValueError: it has none; the message lists those that have.
+    """
+    from benchmarks.measure.record import RESULTS, check_machine
+
+    known = sorted(path.name for path in (ROOT / RESULTS / "records").glob("*") if path.is_dir())
+    if check_machine(machine) not in known:
+        raise ValueError(f"no results of machine {machine!r}; there are: {', '.join(known) or 'none'}")
 
 
 def _side(text: str, machine: str | None) -> Side:
@@ -84,20 +105,25 @@ def _side(text: str, machine: str | None) -> Side:
     """
     from benchmarks.history import resolve
 
-    if Path(text).exists():
-        rows = _load([Path(text)], named=not Path(text).is_dir())
+    path = Path(text)
+    if path.exists():
+        rows, damaged = _load([path])
+        if damaged and not path.is_dir():  # it is the very file that was asked for
+            raise ValueError(damaged[0].replace(": skipped, damaged: ", " is damaged: "))
         commits = {row.commit for row in rows}
         if len(commits) > 1:
             raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")
-        return Side(name=text, rows=rows, commit=commits.pop() if commits else None)
+        return Side(name=text, rows=rows, commit=commits.pop() if commits else None, damaged=damaged)
     commit = resolve(ROOT, text)
     # A clean row is of the commit; a dirty one is of nobody's.
-    rows = [row for row in _rows_at(commit, machine) if not row.dirty]
-    return Side(name=f"{text} ({commit[:10]})" if text != commit else commit[:10], rows=rows, commit=commit)
+    found, damaged = _rows_at(commit, machine)
+    rows = [row for row in found if not row.dirty]
+    name = f"{text} ({commit[:10]})" if text != commit else commit[:10]
+    return Side(name=name, rows=rows, commit=commit, damaged=damaged)
 
 
-def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
-    """Rows of files; a damaged one is named and skipped, unless it is the very file that was asked for.
+def _load(paths: list[Path]) -> "tuple[list[Row], list[str]]":
+    """Rows of files, and a line a damaged one.
 
     What a gate measured again answered that gate's question. It is no result of its commit's, and this gate measures
     anew. A study explains and is compared with nothing.
@@ -106,24 +132,22 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
     from benchmarks.measure.record import AGAIN, STUDY, load
 
     rows, problems = load(paths)
-    if named and problems:
-        raise ValueError(problems[0].replace(": skipped, damaged: ", " is damaged: "))
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    return [row for row in rows if row.suite not in (AGAIN, STUDY) and not exported(row)]
+    return [row for row in rows if row.suite not in (AGAIN, STUDY) and not exported(row)], problems
 
 
-def _rows_at(commit: str, machine: str | None) -> "list[Row]":
-    """Rows filed under the commit or, when it changed only text, under the one whose code it has."""
+def _rows_at(commit: str, machine: str | None) -> "tuple[list[Row], list[str]]":
+    """What is filed under the commit or, when it changed only text, under the one whose code it has."""
     from benchmarks.history import with_same_code
     from benchmarks.measure.record import RESULTS, destination
 
-    places = (destination(machine, same, ROOT / RESULTS) for same in with_same_code(ROOT, commit))
-    return next((rows for place in places if place.is_dir() and (rows := _load([place]))), [])
+    places = [destination(machine, same, ROOT / RESULTS) for same in with_same_code(ROOT, commit)]
+    found = (_load([place]) for place in places if place.is_dir())
+    return next((one for one in found if any(one)), ([], []))
 
 
-def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
-    """Rows of the commits up to the current one, oldest first, asv's among them; none where git does not know it.
+def _history(after: Side, machine: str | None, count: int) -> "tuple[list[tuple[str, list[Row]]], list[str]]":
+    """Rows of the commits up to the current one, oldest first, asv's among them; none where git does not know it. And a
+    line a damaged file.
 
     Only rows of the series that is gated count: `compare` sees to it.
     """
@@ -133,19 +157,20 @@ def _history(after: Side, machine: str | None, count: int) -> "list[tuple[str, l
     # A commit that changed only text has the rows of the one before it.
     here = after.rows[0].commit if after.rows else after.commit
     if here is None or count == 0:
-        return []
+        return [], []
     try:
         commits = first_parent(ROOT, here, count + 1)
     except ValueError:
-        return []
+        return [], []
     asv = ROOT / RESULTS / ("local/asv/local" if machine is None else f"asv/{machine}")
-    found = {}
+    found, damaged = {}, []
     for commit in commits:
         place = destination(machine, commit, ROOT / RESULTS)
-        found[commit] = _load(
+        found[commit], problems = _load(
             [*([place] if place.is_dir() else []), *sorted(asv.glob(f"{commit[:8]}-*.json"))]
         )
-    return list({**found, here: list(after.rows)}.items())
+        damaged += problems
+    return list({**found, here: list(after.rows)}.items()), damaged
 
 
 def _remeasure(rows: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":

@@ -65,7 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # typer's own usage errors; their class moved between versions, their shape did not.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            print(f"error: {error.format_message()}", file=sys.stderr)
+            said = error.format_message() or "no command given"
+            errors = getattr(error.__cause__, "errors", None)
+            if errors is not None:  # pydantic's, whose words leave the value out
+                said += f", got {errors()[0]['input']!r}"
+            print(f"error: {said}", file=sys.stderr)
             return int(error.exit_code)
         raise
 

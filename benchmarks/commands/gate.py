@@ -106,7 +106,7 @@ def _side(text: str, machine: str | None) -> Side:
     from benchmarks.history import resolve
 
     path = Path(text)
-    if path.exists():
+    if text and path.exists():
         rows, damaged = _load([path])
         if damaged and not path.is_dir():  # it is the very file that was asked for
             raise ValueError(damaged[0].replace(": skipped, damaged: ", " is damaged: "))

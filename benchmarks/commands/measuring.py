@@ -51,8 +51,7 @@ def choose_device(device: str) -> str:
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}; known: cpu, cuda")
+    one_of(device, ("cpu", "cuda"), "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' asked for, but torch finds no CUDA device here")
     return device
@@ -93,11 +92,32 @@ def pick(word: str, known: Sequence[str], what: str) -> list[str]:
     Raises:
         ValueError: unknown; the message lists the known ones.
     """
-    if word == "all":
-        return list(known)
+    return list(known) if word == "all" else [one_of(word, ["all", *known], what)]
+
+
+def one_of(word: str, known: Sequence[str], what: str) -> str:
+    """The word, if it is known.
+
+    Raises:
+        ValueError: it is not; the message lists the known ones.
+    """
     if word not in known:
-        raise ValueError(f"unknown {what} {word!r}; known: all, {', '.join(known)}")
-    return [word]
+        raise ValueError(f"unknown {what} {word!r}; known: {', '.join(known)}")
+    return word
+
+
+def check_head_width(width: int) -> None:
+    """Refuse what no attention takes.
+
+    Raises:
+        ValueError: the head width is out of the contract's range.
+    """
+    from trainstep.attention.contract import LARGEST_HEAD_WIDTH, SMALLEST_HEAD_WIDTH
+
+    if not SMALLEST_HEAD_WIDTH <= width <= LARGEST_HEAD_WIDTH:
+        raise ValueError(
+            f"head width must be from {SMALLEST_HEAD_WIDTH} to {LARGEST_HEAD_WIDTH}, got {width}"
+        )
 
 
 def counts(text: str, what: str, least: int = 1) -> list[int]:

@@ -17,7 +17,7 @@ STUDIES = ("residuals", "plan", "checkpoint", "peak", "timeline")
 def memory(
     preset: Annotated[str, typer.Argument(help="Model preset.")] = "toy",
     study: Annotated[str, typer.Option(help="Of residuals, plan, checkpoint, peak, timeline, separated by commas, or 'all'.")] = "all",
-    dtype: Annotated[str, typer.Option(help="One or more dtypes, separated by commas.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="Of fp32, tf32, fp16, bf16, fp64, amp-bf16 and amp-fp16, separated by commas.")] = "fp32",
     context: Annotated[str | None, typer.Option(help="Tokens a sequence; a list for the peak study.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     policy: Annotated[str, typer.Option(help="Policies separated by commas, or 'all'.")] = "all",
@@ -61,8 +61,12 @@ def memory(
     for name in policies:
         parse_policy(name)
     device = choose_device(device)
+    if policy != "all" and "checkpoint" in studies:
+        for name in policies:
+            if device not in table.ROWS[parse_policy(name).kind].devices:
+                raise ValueError(f"policy {name!r} does not run on {device}")
     timed = steps >= LEAST_TIMED_STEPS
-    sampling = replace(choose_policy(device, steps, 1 if timed else 0), timed=timed)
+    sampling = replace(choose_policy(device, steps, 1 if timed else 0, what="steps"), timed=timed)
     if machine is not None:
         check_machine(machine)
     several = {"checkpoint", "peak"} <= set(studies)

@@ -20,7 +20,7 @@ def plan(
     device: Annotated[str, typer.Option(help="A device of the table, such as h200, h100, b200, a100, l4.")] = "h200",
     devices: Annotated[int, typer.Option(help="How many are at hand.")] = 1,
     batch: Annotated[int | None, typer.Option(help="Sequences a step, over all devices; the preset's batch on each by default.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, tf32, bf16, fp16, amp-bf16 or amp-fp16; the preset's by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, tf32, fp16, bf16, fp64, amp-bf16 or amp-fp16; the preset's by default.")] = None,
     state: Annotated[str | None, typer.Option(help="fp32 (16 bytes a parameter), mixed (18) or bf16 (8).")] = None,
     execution: Annotated[str, typer.Option(help="plain, plain-compiled or fused.")] = "fused",
     context: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
@@ -62,6 +62,15 @@ def plan(
         "tensor": tensor, "context": context_ranks, "data": data, "shard": shard, "pipeline": pipeline,
         "microbatch": microbatch,
     }  # fmt: skip
+    for name, size in axes.items():
+        if size is not None and size < 1:
+            raise ValueError(
+                f"--{'context-ranks' if name == 'context' else name} must be at least 1, got {size}"
+            )
+    try:
+        between_bytes_per_second = parse_bytes(between)
+    except ValueError as error:
+        raise ValueError(f"--between: {error}") from None
     question = ask(
         find_model(model, **shape),
         devices=devices,
@@ -71,7 +80,7 @@ def plan(
         state=state,
         execution=execution,
         per_node=per_node,
-        between_bytes_per_second=parse_bytes(between),
+        between_bytes_per_second=between_bytes_per_second,
     )
     fixed = {name: size for name, size in axes.items() if size is not None}
     if devices > MAX_DEVICES:

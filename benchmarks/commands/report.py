@@ -74,6 +74,8 @@ def make_report(
     for line in damaged:
         print(f"warning: {line}", file=sys.stderr)
     commits = first_parents(root)
+    if file_format == "asv" and not commits:
+        raise ValueError("asv's results are of commits, and git knows none here")
     made = build_page(
         rows,
         is_peer=is_peer,

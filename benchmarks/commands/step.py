@@ -11,7 +11,7 @@ def step(
     preset: Annotated[str, typer.Argument(help="Model preset, or 'all'.")] = "toy",
     target: Annotated[str, typer.Option(help="Way of running the step, or 'all'.")] = "all",
     mode: Annotated[str, typer.Option(help="forward, forward_backward, train_step, or 'all'.")] = "all",
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, bf16, amp-bf16 or amp-fp16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16, bf16, fp64, amp-bf16 or amp-fp16.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     layers: Annotated[int | None, typer.Option(help="Blocks.")] = None,
@@ -31,6 +31,7 @@ def step(
     """Forward, backward and optimizer of each way of running the step, with tokens/s, MFU and peak memory."""
     from benchmarks.cases import step as table
     from benchmarks.commands.measuring import (
+        check_head_width,
         choose_device,
         choose_policy,
         counts,
@@ -59,12 +60,18 @@ def step(
     for name in filter(None, places):
         file_at(name)
     device = choose_device(device)
+    targets = pick(target, list(table.ROWS), "target")
+    here = [name for name in targets if device in table.ROWS[name].devices]
+    if not here:
+        raise ValueError(f"target {target!r} does not run on {device}")
     cases = [
         table.case(row, phase, name, dtype=dtype, **named)
         for name in presets
-        for row in pick(target, [row.name for row in table.ROWS.values() if device in row.devices], "target")
+        for row in here
         for phase in pick(mode, list(table.PHASES), "mode")
     ]
+    for case in cases:
+        check_head_width(table.config_of(case).head_dim)
     if nvtx:
         ranges.enable()
     rows = []

@@ -1,6 +1,9 @@
 """Bad input: one clear line that names the value, exit status 2, nothing written."""
 
+import importlib
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +16,8 @@ import torch
 from benchmarks.__main__ import COMMANDS, main
 from benchmarks.measure.record import RunWriter, load
 from tests.benchmarks.rows import row
+from trainstep.attention.registry import ATTENTION
+from trainstep.specs.dtype import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "results" / "local"
@@ -46,7 +51,23 @@ def files():
         (["attention", "--implementation", "magic"], "'magic'"),
         (["attention", "--length", "12k"], "'12k'"),
         (["attention", "--window", "8", "--no-causal"], "8"),
-        (["attention", "--head-dim", "0"], "0"),
+        (["attention", "--head-dim", "7"], "head width must be from 8 to 256, got 7"),
+        (["attention", "--head-dim", "257"], "head width must be from 8 to 256, got 257"),
+        (["attention", "--batch", "x"], "'x'"),
+        (["step", "toy", "--heads", "32"], "head width must be from 8 to 256, got 2"),
+        (["step", "toy", "--heads", "1", "--d-model", "512"], "head width must be from 8 to 256, got 512"),
+        (["step", "toy", "--steps", "1e3"], "'1e3'"),
+        (["step", "toy", "--target", "ours", "--device", "cpu"], "target 'ours' does not run on cpu"),
+        (["memory", "toy", "--policy", "offload", "--device", "cpu"], "policy 'offload' does not run on cpu"),
+        (["memory", "toy", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["profile", "toy", "--mode", "all"], "unknown mode 'all'"),
+        (["profile", "toy", "--target", "all"], "unknown target 'all'"),
+        (["plan", "--tensor", "0"], "--tensor must be at least 1, got 0"),
+        (["plan", "--context-ranks", "-1"], "--context-ranks must be at least 1, got -1"),
+        (["plan", "--microbatch", "0"], "--microbatch must be at least 1, got 0"),
+        (["plan", "--between", "0"], "--between: a size must be at least one byte, got '0'"),
+        (["gate", "--baseline", ""], "'' is neither a file nor a commit"),
+        (["gate", "--baseline", "HEAD", "--current", ""], "'' is neither a file nor a commit"),
         (["collective", "--sizes", "1X"], "'1X'"),
         (["collective", "--sizes", ""], "''"),
         (["collective", "--sizes", "1GB:1MB:10"], "1000000000"),
@@ -109,6 +130,20 @@ def test_a_damaged_out_file_is_left_alone(tmp_path):
 def test_the_process_answers_with_the_same_status():
     done = command("step", "huge")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_without_arguments_the_help_is_shown_and_one_line_says_why(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage" in out and err == "error: no command given\n"
+
+
+@pytest.mark.parametrize("name", ["attention", "step", "parallel", "memory", "profile", "plan"])
+def test_help_lists_every_dtype_that_is_accepted(name):
+    help_ = inspect.signature(getattr(importlib.import_module(f"benchmarks.commands.{name}"), name))
+    (said,) = [p.annotation.__metadata__[0].help for n, p in help_.parameters.items() if n == "dtype"]
+    accepted = [d for d in DTYPES if name != "attention" or any(d in row.dtypes for row in ATTENTION)]
+    assert set(re.findall(r"[a-z-]+\d+", said)) == set(accepted)
 
 
 def test_help_lists_every_command():

@@ -104,6 +104,12 @@ def test_the_page_shows_whatever_a_record_may_hold(checkout, tmp_path, number, s
     make_report(checkout, tmp_path / "out", file_format="csv")
 
 
+def test_asv_s_results_need_git(tmp_path):
+    with pytest.raises(ValueError, match="results are of commits, and git knows none here"):
+        make_report(tmp_path, tmp_path / "out", file_format="asv")
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_machine(checkout, tmp_path):
     writer = RunWriter(checkout / "results" / "local" / "no-commit", "run")
     writer.add(row("step/plain/forward/toy,B4,S8,fp32,w1", 1.0, machine="local", commit=None))

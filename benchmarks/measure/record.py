@@ -116,9 +116,9 @@ class Row:
                 raise ValueError(f"field {name!r} is not a table")
         check_metrics(stored.get("metrics", {}))
         samples = stored.get("samples_seconds", [])
-        if not isinstance(samples, list) or not all(_is_time(s) for s in samples):
+        if not isinstance(samples, list) or not all(is_time(s) for s in samples):
             raise ValueError("samples_seconds are not times")
-        if not (stored.get("first_seconds") is None or _is_time(stored["first_seconds"])):
+        if not (stored.get("first_seconds") is None or is_time(stored["first_seconds"])):
             raise ValueError("first_seconds is no time")
         check = stored.get("check")
         if check is not None and not (
@@ -135,7 +135,8 @@ def _is_number(value: Any, largest: float = LARGEST) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
-def _is_time(value: Any) -> bool:
+def is_time(value: Any) -> bool:
+    """Whether the seconds can be a clock's."""
     return _is_number(value) and (value == 0 or value >= SHORTEST_SECONDS)
 
 
@@ -150,7 +151,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
         if not isinstance(metric, Mapping) or "value" not in metric:
             raise ValueError(f"metric {name!r} has no value")
         samples = metric.get("samples") or []
-        usable = _is_time if metric.get("unit") == "s" else _is_number
+        usable = is_time if metric.get("unit") == "s" else _is_number
         if not isinstance(samples, list) or not all(
             v is None or usable(v) for v in (metric["value"], *samples)
         ):

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.facts import ABOVE_PEAK, Facts, Summary
+from benchmarks.report.facts import ABOVE_PEAK, WORK, Facts, Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -77,8 +77,8 @@ def check_text(fact: Facts) -> str | None:
 
 
 def flags(fact: Facts) -> str | None:
-    """What a reader must know before believing a number."""
-    found = []
+    """Why there is no number, or what a reader must know before believing it."""
+    found = [fact.row.reason] if fact.row.reason else []
     if fact.oversubscribed:
         found.append("oversubscribed")
     if fact.row.dirty:
@@ -405,8 +405,6 @@ def mebibytes(size: float | None) -> float | None:
     return None if size is None else size / MIB
 
 
-# Work, and what other columns say already.
-_NOT_SHOWN = ("flops", "bytes", "tokens")
 _UNITS = {"byte": ("MiB", 1 / MIB), "s": ("ms", 1e3), "1": ("", 1.0)}
 
 
@@ -422,7 +420,7 @@ def every_row(facts: Iterable[Facts]) -> "DataFrame":
         record |= {"GFLOP/s": rate / 1e9 if rate is not None else None}
         for name, entry in fact.row.metrics.items():
             value = fact.metric(name)
-            if name in _NOT_SHOWN or value is None:
+            if name in WORK or value is None:
                 continue
             stored = str(entry.get("unit") or "")
             unit, factor = _UNITS.get(stored, (stored, 1.0))

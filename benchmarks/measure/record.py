@@ -229,10 +229,9 @@ def file_at(path: Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot use {path}: {error.strerror or error}") from None
     else:
-        if stat.S_ISDIR(mode):
-            raise ValueError(f"{path} is a directory; name a file")
         if not stat.S_ISREG(mode):
-            raise ValueError(f"{path} is not a regular file")
+            what = "a directory; name a file" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ValueError(f"{path} is {what}")
     return Path(os.path.realpath(path))
 
 

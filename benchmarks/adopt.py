@@ -118,7 +118,7 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
     texts = {place: "".join(map(to_line, found)) for place, found in filed.items()}
     for place, text in texts.items():
         # A resumed run has grown; anything else that differs is another run under the same name.
-        if place.exists() and not text.startswith(place.read_text(encoding="utf-8")):
+        if file_at(place).exists() and not text.startswith(place.read_text(encoding="utf-8")):
             raise ValueError(f"{place} holds other rows; move it away, or give the run another id")
     for place, text in texts.items():
         write_atomically(place, text)

@@ -179,9 +179,10 @@ def _measure_cell(
 
 def _print_overlap(trace: Path, out: Path) -> None:
     from benchmarks.measure.overlap import draw, overlap_of
+    from benchmarks.measure.record import file_at
     from benchmarks.measure.trace import load_trace
 
-    lanes = overlap_of(load_trace(trace))
+    lanes = overlap_of(load_trace(file_at(trace)))
     picture = out / f"{trace.name.removesuffix('.gz').removesuffix('.json').removesuffix('.trace')}.lanes.png"
     draw(lanes, picture)
     share = lanes.hidden_share

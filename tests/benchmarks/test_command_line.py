@@ -69,7 +69,7 @@ def files():
         (["gate", "--baseline", ""], "'' is neither a file nor a commit"),
         (["gate", "--baseline", "HEAD", "--current", ""], "'' is neither a file nor a commit"),
         (["collective", "--sizes", "1X"], "'1X'"),
-        (["collective", "--sizes", ""], "''"),
+        (["collective", "--sizes", ""], "--sizes: not a size: ''"),
         (["collective", "--sizes", "1GB:1MB:10"], "1000000000"),
         (["collective", "--sizes", "1MB:1GB:1"], "1.0"),
         (["collective", "--sizes", "1MB:1GB"], "'1MB:1GB'"),
@@ -231,6 +231,7 @@ RUN = ["run", "--only", "attention/sdpa-math/forward/.*S256", "--out"]
         ["plan", "--model", "toy", "--out"],
         ["plan", "--model", "toy", "--figure"],
         ["adopt"],
+        ["profile", "--overlap"],
         ["gate", "--current", "HEAD", "--baseline"],
     ],
 )

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = build()(args=arguments, standalone_mode=False, prog_name="python -m benchmarks")
         if status == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
-            print("interrupted; what was measured is kept", file=sys.stderr)
+            print("interrupted", file=sys.stderr)
         return status if isinstance(status, int) else 0
     except BrokenPipeError:
         # The reader of our output has gone; flushing at exit must not complain about it again.
@@ -65,7 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # typer's own usage errors; their class moved between versions, their shape did not.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            print(f"error: {error.format_message()}", file=sys.stderr)
+            said = error.format_message() or "no command given"
+            errors = getattr(error.__cause__, "errors", None)
+            if errors is not None:  # pydantic's, whose words leave the value out
+                said += f", got {errors()[0]['input']!r}"
+            print(f"error: {said}", file=sys.stderr)
             return int(error.exit_code)
         raise
 

@@ -11,6 +11,7 @@ from benchmarks.measure.record import (
     check_machine,
     check_published,
     destination,
+    file_at,
     read_rows,
     safe_name,
     to_line,
@@ -75,7 +76,7 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
             machine, a row that is to be published has too few samples, or the place holds other rows. Nothing
             was written.
     """
-    if not file.is_file():
+    if not file_at(file).exists():
         raise ValueError(f"no file {file}")
     try:
         rows = read_rows(file)
@@ -109,7 +110,7 @@ def adopt(file: Path, *, root: Path, machine: str | None = None, results: Path =
     texts = {place: "".join(map(to_line, found)) for place, found in filed.items()}
     for place, text in texts.items():
         # A resumed run has grown; anything else that differs is another run under the same name.
-        if place.exists() and not text.startswith(place.read_text(encoding="utf-8")):
+        if file_at(place).exists() and not text.startswith(place.read_text(encoding="utf-8")):
             raise ValueError(f"{place} holds other rows; move it away, or give the run another id")
     for place, text in texts.items():
         write_atomically(place, text)

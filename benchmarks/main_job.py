@@ -5,6 +5,7 @@ of them, tables beside the peers, and the page, whose path is the last line. Eve
 Exit status: the first of pytest's, the gate's and the report's that is not 0.
 """
 
+import argparse
 import subprocess
 import sys
 
@@ -13,6 +14,10 @@ from benchmarks.cases.registries import ROOT
 
 def main() -> int:
     """Run all parts, whatever an earlier one answers, and return the status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(
+        usage=argparse.SUPPRESS, description=__doc__, formatter_class=formatter
+    ).parse_args()
     sys.path.insert(0, str(ROOT / "src"))
     from benchmarks.commands.printing import print_rows
     from benchmarks.history_job import measure_history, publish, result_files

@@ -16,7 +16,7 @@ from benchmarks.cases.case import Case, Prepared, Work
 from benchmarks.measure.clock import EventClock
 from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release_cell
 from benchmarks.measure.ranks import agreed, agreed_clock, nodes, started_ranks
-from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent
+from benchmarks.measure.record import Row, RunWriter, check_metrics, finite_or_absent, is_time
 from benchmarks.measure.sampling import Policy, take_samples
 
 
@@ -86,14 +86,19 @@ def measure(
         samples = take_samples(
             made.run, clock=made.clock, before=made.before, policy=policy, now=agreed_clock(device)
         )
+        if not all(map(is_time, (samples.first_seconds, *samples.seconds))):
+            return Outcome(
+                status="error", reason="the clock gave what is no time", metrics=metrics, check=check
+            )
         if made.metrics is not None:
             metrics |= made.metrics()
+        metrics = finite_or_absent(metrics)  # here, so that what cannot be stored is this case's error
         check_metrics(metrics)
         return Outcome(
             status="ok",
             samples_seconds=tuple(samples.seconds) if policy.timed else (),
             first_seconds=samples.first_seconds if policy.timed else None,
-            metrics=finite_or_absent(metrics),  # here, so that what cannot be stored is this case's error
+            metrics=metrics,
             check=check,
             state=made.state,
             clock=clock_name(made.clock),

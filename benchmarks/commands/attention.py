@@ -16,7 +16,7 @@ def attention(
     length: Annotated[str, typer.Option(help="Queries, or a list such as 256,1024.")] = "1024",
     keys: Annotated[int | None, typer.Option(help="Keys; by default as many as queries.")] = None,
     head_dim: Annotated[int, typer.Option(help="Head width.")] = 64,
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16, bf16 or fp64.")] = "fp32",
     causal: Annotated[bool, typer.Option(help="Mask later keys.")] = True,
     window: Annotated[int | None, typer.Option(help="Sliding window in keys; needs causal.")] = None,
     device: Device = "auto",
@@ -28,6 +28,7 @@ def attention(
     """Forward and backward of each implementation at each length, with rates and ratios to the peers."""
     from benchmarks.cases import attention as table
     from benchmarks.commands.measuring import (
+        check_head_width,
         choose_device,
         choose_policy,
         counts,
@@ -50,6 +51,7 @@ def attention(
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    check_head_width(head_dim)
     if kv_heads is not None and heads % kv_heads:
         raise ValueError(f"kv-heads must divide heads {heads}, got {kv_heads}")
     if window is not None and not causal:

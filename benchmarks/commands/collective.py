@@ -32,7 +32,10 @@ def collective(
     from trainstep.parallel.launch import check_ranks
 
     operations = pick(operation, list(table.ROWS["torch"].collectives), "operation")
-    payloads = list(dict.fromkeys(size for part in sizes.split(",") for size in _payloads(part.strip())))
+    try:
+        payloads = list(dict.fromkeys(size for part in sizes.split(",") for size in _payloads(part.strip())))
+    except ValueError as error:
+        raise ValueError(f"--sizes: {error}") from None
     device = choose_device(device)
     world_sizes = counts(ranks, "ranks")
     for world_size in world_sizes:

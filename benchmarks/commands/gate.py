@@ -41,17 +41,24 @@ def gate(
     """Exit status 0 nothing wrong, 10 nothing collected, 11 failed, 12 missing, 13 regressed, 14 not
     comparable.
 
-    The lowest that applies; 2 for usage errors. An alarm is measured again only where this machine is the one
+    The lowest that applies; 2 for usage errors. A damaged file on a side is not comparable with anything. An alarm is measured again only where this machine is the one
     that the rows are from; elsewhere the rows decide and the table says so. What was measured again is kept beside
     the other results, for the page; where it cannot be, the answer is the same.
     """
     from benchmarks.cases import every_case
-    from benchmarks.gate import compare, exit_status
+    from benchmarks.gate import Finding, compare, exit_status
     from benchmarks.history import is_older
 
     if history < 0:
         raise ValueError(f"history must not be negative, got {history}")
-    before, after = _side(baseline, machine), _side(current, machine)
+    if machine is not None:
+        _known(machine)
+    damaged: dict[str, None] = {}
+    before, after = _side(baseline, machine, damaged), _side(current, machine, damaged)
+    unread = list(damaged)
+    past = _history(before, after, machine, history, damaged)
+    for problem in damaged:
+        print(problem, file=sys.stderr)
     rounds: list[Round] = []
     findings = compare(
         before.rows,
@@ -59,8 +66,9 @@ def gate(
         was={case.id: case.was for case in every_case() if case.was},
         allow_missing=allow_missing,
         remeasure=_remeasure(before.rows, after.rows, rounds) if remeasure else None,
-        history=_history(before, after, machine, history),
+        history=past,
     )
+    findings += [Finding(kind="not_comparable", case="", detail=problem) for problem in unread]
     status = exit_status(findings)
     _print(findings, before, after)
     if before.commit and after.commit and is_older(ROOT, after.commit, before.commit):
@@ -85,22 +93,40 @@ class Side:
     commit: str | None
 
 
-def _side(text: str, machine: str | None) -> Side:
-    """Rows of a file, a directory or a commit.
+def _known(machine: str) -> None:
+    """Refuse a machine without records.
+
+    Raises:
+        ValueError: it has none; the message lists those that have.
+    """
+    from benchmarks.measure.record import RESULTS, check_machine
+
+    known = sorted(path.name for path in (ROOT / RESULTS / "records").glob("*") if path.is_dir())
+    if check_machine(machine) not in known:
+        raise ValueError(f"no results of machine {machine!r}; there are: {', '.join(known) or 'none'}")
+
+
+def _side(text: str, machine: str | None, damaged: dict[str, None]) -> Side:
+    """Rows of a file, a directory or a commit; a line a file that cannot be read is put into `damaged`.
 
     Raises:
         ValueError: it is none of them, or a file with rows of several commits.
     """
     from benchmarks.history import resolve, with_same_code
 
-    if Path(text).exists():
-        rows = _load([Path(text)], named=Path(text).is_file())
+    path = Path(text)
+    if text and path.exists():
+        problems: dict[str, None] = {}
+        rows = _load([path], problems)
+        if problems and not path.is_dir():  # it is the very file that was asked for
+            raise ValueError(next(iter(problems)).replace(": skipped, damaged: ", " is damaged: "))
+        damaged |= problems
         commits = {row.commit for row in rows}
         if len(commits) > 1:
             raise ValueError(f"{text} holds rows of {len(commits)} commits; name a commit, or a file of one")
         return Side(name=text, rows=rows, commit=commits.pop() if commits else None)
     commit = resolve(ROOT, text)
-    rows = _filed([commit], machine)[commit]
+    rows = _filed([commit], machine, damaged)[commit]
     name = f"{text} ({commit[:10]})" if text != commit else commit[:10]
     # A commit that changed only text goes by the one before it that was measured, as it does on the page.
     measured = {row.commit for row in rows}
@@ -108,8 +134,8 @@ def _side(text: str, machine: str | None) -> Side:
     return Side(name=name, rows=[replace(row, commit=commit) for row in rows], commit=commit)
 
 
-def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
-    """Rows of files; a damaged one is named and skipped, unless it is the very file that was asked for.
+def _load(paths: list[Path], damaged: dict[str, None]) -> "list[Row]":
+    """Rows of files; a line a damaged one is put into `damaged`.
 
     What a gate measured again answered that gate's question. It is no result of its commit's, and this gate measures
     anew. A study explains and is compared with nothing.
@@ -118,14 +144,13 @@ def _load(paths: list[Path], *, named: bool = False) -> "list[Row]":
     from benchmarks.measure.record import AGAIN, STUDY, load
 
     rows, problems = load(paths)
-    if named and problems:
-        raise ValueError(problems[0].replace(": skipped, damaged: ", " is damaged: "))
-    for problem in problems:
-        print(problem, file=sys.stderr)
+    damaged |= dict.fromkeys(problems)
     return [row for row in rows if row.suite not in (AGAIN, STUDY) and not exported(row)]
 
 
-def _filed(commits: "Sequence[str]", machine: str | None, *, asv: bool = False) -> "dict[str, list[Row]]":
+def _filed(
+    commits: "Sequence[str]", machine: str | None, damaged: dict[str, None], *, asv: bool = False
+) -> "dict[str, list[Row]]":
     """Clean rows of each commit, on request asv's among them; a dirty one is nobody's.
 
     They are filed under the commit or, of what it has no rows, under any whose src/ and benchmarks/ are the same:
@@ -144,7 +169,11 @@ def _filed(commits: "Sequence[str]", machine: str | None, *, asv: bool = False) 
 
     @cache
     def clean(place: Path) -> "list[Row]":
-        return [row for row in _load([place]) if not row.dirty] if place.is_dir() or place.suffix else []
+        return (
+            [row for row in _load([place], damaged) if not row.dirty]
+            if place.is_dir() or place.suffix
+            else []
+        )
 
     found: dict[str, list[Row]] = {}
     for commit, tree in zip(commits, measured, strict=False):
@@ -159,7 +188,9 @@ def _filed(commits: "Sequence[str]", machine: str | None, *, asv: bool = False) 
     return found
 
 
-def _history(before: Side, after: Side, machine: str | None, count: int) -> "list[tuple[str, list[Row]]]":
+def _history(
+    before: Side, after: Side, machine: str | None, count: int, damaged: dict[str, None]
+) -> "list[tuple[str, list[Row]]]":
     """Rows of the commits up to the current one, oldest first, asv's among them; none where git does not know it.
 
     Only rows of the series that is gated count: `compare` sees to it.
@@ -172,7 +203,8 @@ def _history(before: Side, after: Side, machine: str | None, count: int) -> "lis
         commits = look_back(ROOT, after.commit, count, before.commit)
     except ValueError:
         return []
-    return list({**_filed(commits, machine, asv=True), after.commit: list(after.rows)}.items())
+    found = _filed(commits, machine, damaged, asv=True)
+    return list({**found, after.commit: list(after.rows)}.items())
 
 
 def _remeasure(before: "Sequence[Row]", after: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":

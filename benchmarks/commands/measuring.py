@@ -20,7 +20,7 @@ from benchmarks.measure.record import (
     RunWriter,
     check_machine,
     destination,
-    read_rows,
+    file_at,
 )
 from benchmarks.measure.sampling import Policy
 
@@ -51,8 +51,7 @@ def choose_device(device: str) -> str:
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}; known: cpu, cuda")
+    one_of(device, ("cpu", "cuda"), "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' asked for, but torch finds no CUDA device here")
     return device
@@ -93,11 +92,32 @@ def pick(word: str, known: Sequence[str], what: str) -> list[str]:
     Raises:
         ValueError: unknown; the message lists the known ones.
     """
-    if word == "all":
-        return list(known)
+    return list(known) if word == "all" else [one_of(word, ["all", *known], what)]
+
+
+def one_of(word: str, known: Sequence[str], what: str) -> str:
+    """The word, if it is known.
+
+    Raises:
+        ValueError: it is not; the message lists the known ones.
+    """
     if word not in known:
-        raise ValueError(f"unknown {what} {word!r}; known: all, {', '.join(known)}")
-    return [word]
+        raise ValueError(f"unknown {what} {word!r}; known: {', '.join(known)}")
+    return word
+
+
+def check_head_width(width: int) -> None:
+    """Refuse what no attention takes.
+
+    Raises:
+        ValueError: the head width is out of the contract's range.
+    """
+    from trainstep.attention.contract import LARGEST_HEAD_WIDTH, SMALLEST_HEAD_WIDTH
+
+    if not SMALLEST_HEAD_WIDTH <= width <= LARGEST_HEAD_WIDTH:
+        raise ValueError(
+            f"head width must be from {SMALLEST_HEAD_WIDTH} to {LARGEST_HEAD_WIDTH}, got {width}"
+        )
 
 
 def counts(text: str, what: str, least: int = 1) -> list[int]:
@@ -189,15 +209,14 @@ def checked(
             )
     if process is not None and process < 0:
         raise ValueError(f"process must not be negative, got {process}")
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a directory; name a file")
+    place = None if out is None else file_at(out)
     with source_tree(source) as tree:
         facts = provenance(ROOT, source=tree if source else None, commit=commit)
         if machine is not None and facts.dirty:
             raise ValueError(
                 "the work tree differs from its commit; commit first, a dirty tree is no history"
             )
-        directory = destination(machine, facts.commit, ROOT / "results") if out is None else out.parent
+        directory = place.parent if place else destination(machine, facts.commit, ROOT / "results")
         writable(directory)
         yield facts, directory
 
@@ -206,14 +225,11 @@ def _open(directory: Path, name: str, out: Path | None, fresh: bool) -> RunWrite
     """The file of a run, with the rows it has already.
 
     Raises:
-        ValueError: it is damaged, or another run's.
+        ValueError: it is damaged, or another run's, or another process is writing it.
     """
-    if fresh:
-        old = out or directory / f"{name}.partial.jsonl"
-        if old.exists():
-            read_rows(old)  # only rows are thrown away, never another file
-            old.unlink()
     writer = RunWriter.to_file(out) if out is not None else RunWriter(directory, f"{name}.partial")
+    if fresh and writer.rows:  # only rows are thrown away, never another file
+        writer.start_over()
     if any(row.run != name for row in writer.rows):
         raise ValueError(
             f"{writer.path} holds another run (other code, cases or options); choose another file or --fresh"
@@ -291,19 +307,25 @@ def measure_cases(
             transient=True,
             disable=not (sys.stderr.isatty() and is_first()),  # a log would get a blank line
         )
-        with bar:
-            done = len(writer.done_ids(process) & {case.id for case in cases})
-            if done == len(cases) and is_first():
-                print("every row was there already; nothing was measured", file=sys.stderr)
-            task = bar.add_task("measuring", total=len(cases), completed=done)
-            for row in run_cases(
-                cases, device=device, policy=policy, template=template, writer=writer, process=process
-            ):
-                bar.update(task, advance=1, description=row.case.rsplit("/", 1)[0])
-        path = writer.path
-        if out is None and is_first():
-            path = path.replace(directory / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}.jsonl")
-        return list(writer.rows), path
+        with contextlib.closing(writer):
+            try:
+                with bar:
+                    done = len(writer.done_ids(process) & {case.id for case in cases})
+                    if done == len(cases) and is_first():
+                        print("every row was there already; nothing was measured", file=sys.stderr)
+                    task = bar.add_task("measuring", total=len(cases), completed=done)
+                    for row in run_cases(
+                        cases, device=device, policy=policy, template=template, writer=writer, process=process
+                    ):
+                        bar.update(task, advance=1, description=row.case.rsplit("/", 1)[0])
+            except KeyboardInterrupt:
+                if writer.rows and is_first():
+                    print(f"{len(writer.rows)} rows are kept in {writer.path}", file=sys.stderr)
+                raise
+            path = writer.path
+            if out is None and is_first():
+                path = path.replace(directory / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S')}.jsonl")
+            return list(writer.rows), path
 
 
 def status_of(rows: Sequence[Row]) -> int:

@@ -17,7 +17,7 @@ STUDIES = ("residuals", "plan", "checkpoint", "peak", "timeline")
 def memory(
     preset: Annotated[str, typer.Argument(help="Model preset.")] = "toy",
     study: Annotated[str, typer.Option(help="Of residuals, plan, checkpoint, peak, timeline, separated by commas, or 'all'.")] = "all",
-    dtype: Annotated[str, typer.Option(help="One or more dtypes, separated by commas.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="Of fp32, tf32, fp16, bf16, fp64, amp-bf16 and amp-fp16, separated by commas.")] = "fp32",
     context: Annotated[str | None, typer.Option(help="Tokens a sequence; a list for the peak study.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     policy: Annotated[str, typer.Option(help="Policies separated by commas, or 'all'.")] = "all",
@@ -46,7 +46,7 @@ def memory(
         writable,
     )
     from benchmarks.commands.memory_studies import cells_of, rows_so_far
-    from benchmarks.measure.record import check_machine
+    from benchmarks.measure.record import check_machine, file_at
     from trainstep.memory.policy import parse_policy
     from trainstep.specs.dtype import get_dtype
     from trainstep.specs.model import get_model
@@ -61,24 +61,31 @@ def memory(
     for name in policies:
         parse_policy(name)
     device = choose_device(device)
+    if policy != "all" and "checkpoint" in studies:
+        for name in policies:
+            if device not in table.ROWS[parse_policy(name).kind].devices:
+                raise ValueError(f"policy {name!r} does not run on {device}")
     timed = steps >= LEAST_TIMED_STEPS
-    sampling = replace(choose_policy(device, steps, 1 if timed else 0), timed=timed)
+    sampling = replace(choose_policy(device, steps, 1 if timed else 0, what="steps"), timed=timed)
     if machine is not None:
         check_machine(machine)
-    if out is not None:
-        writable(out.parent)
+    several = {"checkpoint", "peak"} <= set(studies)
+    places = {
+        part: out.with_stem(f"{out.stem}-{part}") if out is not None and several else out
+        for part in ("checkpoint", "peak")
+    }
+    for place in filter(None, places.values()):
+        writable(file_at(place).parent)
     if "timeline" in studies:
         writable(pictures)
     rows = []
 
     def measured(cases: list[table.Case], part: str, show: Callable[[list], None]) -> None:
-        several = out is not None and {"checkpoint", "peak"} <= set(studies)
-        path = out.with_stem(f"{out.stem}-{part}") if out is not None and several else out
+        place = places[part]
         try:
-            found, path = measure_cases(cases, device=device, policy=sampling, machine=machine, out=path)
+            found, path = measure_cases(cases, device=device, policy=sampling, machine=machine, out=place)
         except KeyboardInterrupt:
-            found, path = rows_so_far(cases, device, sampling, machine, path)
-            print(f"{len(found)} rows so far in {path}")
+            found = rows_so_far(cases, device, sampling, machine, place)
             show(cells_of(found, device))
             raise
         print(f"{len(found)} rows in {path}")

@@ -118,8 +118,8 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 def rows_so_far(
     cases: Sequence[Case], device: str, policy: Policy, machine: str | None, out: Path | None
-) -> tuple[list[Row], Path]:
-    """Rows of a run that was interrupted, and the file from which the same command takes it up."""
+) -> list[Row]:
+    """Rows of a run that was interrupted, from the file from which the same command takes it up."""
     from benchmarks.cases.registries import ROOT
     from benchmarks.commands.measuring import run_id
     from benchmarks.measure.provenance import provenance
@@ -129,7 +129,7 @@ def rows_so_far(
         facts = provenance(ROOT)
         name = safe_name(f"{run_id(cases, policy, device, facts)}.partial")
         path = destination(machine, facts.commit, ROOT / "results") / f"{name}.jsonl"
-    return (read_rows(path) if path.exists() else []), path
+    return read_rows(path) if path.exists() else []
 
 
 def cell_frame(cells: Sequence[Cell]) -> "DataFrame":

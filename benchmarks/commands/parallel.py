@@ -14,7 +14,7 @@ def parallel(
     batch: Annotated[int | None, typer.Option(help="Global batch, spread over the ranks.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     bucket: Annotated[int | None, typer.Option(help="Bucket size in MB, for variants that have buckets.")] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, amp-bf16 or amp-fp16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16, bf16, fp64, amp-bf16 or amp-fp16.")] = "fp32",
     device: Device = "auto",
     samples: Samples = None,
     warmup: Warmup = None,

@@ -20,7 +20,7 @@ def plan(
     device: Annotated[str, typer.Option(help="A device of the table, such as h200, h100, b200, a100, l4.")] = "h200",
     devices: Annotated[int, typer.Option(help="How many are at hand.")] = 1,
     batch: Annotated[int | None, typer.Option(help="Sequences a step, over all devices; the preset's batch on each by default.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, tf32, bf16, fp16, amp-bf16 or amp-fp16; the preset's by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, tf32, fp16, bf16, fp64, amp-bf16 or amp-fp16; the preset's by default.")] = None,
     state: Annotated[str | None, typer.Option(help="fp32 (16 bytes a parameter), mixed (18) or bf16 (8).")] = None,
     execution: Annotated[str, typer.Option(help="plain, plain-compiled or fused.")] = "fused",
     context: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
@@ -62,6 +62,15 @@ def plan(
         "tensor": tensor, "context": context_ranks, "data": data, "shard": shard, "pipeline": pipeline,
         "microbatch": microbatch,
     }  # fmt: skip
+    for name, size in axes.items():
+        if size is not None and size < 1:
+            raise ValueError(
+                f"--{'context-ranks' if name == 'context' else name} must be at least 1, got {size}"
+            )
+    try:
+        between_bytes_per_second = parse_bytes(between)
+    except ValueError as error:
+        raise ValueError(f"--between: {error}") from None
     question = ask(
         find_model(model, **shape),
         devices=devices,
@@ -71,7 +80,7 @@ def plan(
         state=state,
         execution=execution,
         per_node=per_node,
-        between_bytes_per_second=parse_bytes(between),
+        between_bytes_per_second=between_bytes_per_second,
     )
     fixed = {name: size for name, size in axes.items() if size is not None}
     if devices > MAX_DEVICES:
@@ -90,6 +99,7 @@ def plan(
 def _check_file(path: Path | None, known: tuple[str, ...]) -> None:
     """Refuse before anything is computed what could not be written after it."""
     from benchmarks.commands.measuring import writable
+    from benchmarks.measure.record import file_at
 
     if path is None:
         return
@@ -97,9 +107,7 @@ def _check_file(path: Path | None, known: tuple[str, ...]) -> None:
         raise ValueError(f"{str(path)!r} must end in {' or '.join(known)}")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no directory {str(path.absolute().parent)!r} to write {path.name!r} in")
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a directory")
-    writable(path.absolute().parent)
+    writable(file_at(path).parent)
 
 
 def _print(question: "Question", plans: list["Plan"], devices: int, validation: bool) -> None:
@@ -185,6 +193,7 @@ def draw_plans(path: Path, question: "Question", plans: list["Plan"]) -> None:
         ValueError: the name ends in neither, or the place cannot be written.
     """
     from benchmarks.commands.plan_charts import plan_chart
-    from benchmarks.report.plots import render, write_picture
+    from benchmarks.measure.record import write_atomically
+    from benchmarks.report.plots import render
 
-    write_picture(path, render(plan_chart(question, plans), path.suffix.removeprefix(".")))
+    write_atomically(path, render(plan_chart(question, plans), path.suffix.removeprefix(".")))

@@ -43,9 +43,9 @@ def precision(
             raise ValueError(f"unknown dtype {name!r} for autocast; known: fp16, bf16")
     device = choose_device(device)
     writable(out)
-    study = Study("precision", device, out)
     with torch.device(device):
         results = {e.name: _metric(accumulate(e), lesson=e.lesson) for e in EXPERIMENTS}
+    study = Study("precision", device, out)
     row = study.add(
         Case(area="precision", target="accumulation", phase="sum", shape={}, dtype="mixed"), results
     )

@@ -1,5 +1,6 @@
 """`profile`: which kernels a step spends its time on, and how much communication it hides."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def profile(
     context: Annotated[str | None, typer.Option(help="Contexts, separated by commas.")] = None,
     mode: Annotated[str, typer.Option(help="forward, forward_backward or train_step.")] = "train_step",
     target: Annotated[str, typer.Option(help="Way of running the step; its kernels are told apart in eager mode.")] = "plain",
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, bf16, amp-bf16 or amp-fp16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16, bf16, fp64, amp-bf16 or amp-fp16.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     device: Device = "auto",
     top: Annotated[int, typer.Option(help="Kernels (on a CPU: operators) a table.")] = 10,
@@ -41,7 +42,7 @@ def profile(
     computation is read from a trace of each variant; --overlap reads it from a file.
     """
     from benchmarks.cases import step as table
-    from benchmarks.commands.measuring import choose_device, counts, pick, status_of, writable
+    from benchmarks.commands.measuring import choose_device, counts, one_of, status_of, writable
     from benchmarks.commands.studies import Study
     from benchmarks.measure.nsys import find_nsys, nsys_command
     from trainstep.specs.dtype import get_dtype
@@ -52,8 +53,8 @@ def profile(
         _print_overlap(overlap, out)
         return 0
     get_dtype(dtype)
-    (mode,) = pick(mode, MODES, "mode") if mode != "all" else ("train_step",)
-    (target,) = pick(target, list(table.ROWS), "target") if target != "all" else ("plain",)
+    one_of(mode, MODES, "mode")
+    one_of(target, list(table.ROWS), "target")
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     configs = []
@@ -86,8 +87,8 @@ def profile(
         for config in configs:
             _profile_ranks(config, variant, ranks, dtype, device, out)
         return 0
-    study = Study("profile", device, out)
-    rows = [_profile_cell(config, target, mode, dtype, device, top, out, study) for config in configs]
+    with contextlib.closing(Study("profile", device, out)) as study:
+        rows = [_profile_cell(config, target, mode, dtype, device, top, out, study) for config in configs]
     print(f"{len(rows)} rows in {study.path}")
     return status_of(rows)
 
@@ -178,9 +179,10 @@ def _measure_cell(
 
 def _print_overlap(trace: Path, out: Path) -> None:
     from benchmarks.measure.overlap import draw, overlap_of
+    from benchmarks.measure.record import file_at
     from benchmarks.measure.trace import load_trace
 
-    lanes = overlap_of(load_trace(trace))
+    lanes = overlap_of(load_trace(file_at(trace)))
     picture = out / f"{trace.name.removesuffix('.gz').removesuffix('.json').removesuffix('.trace')}.lanes.png"
     draw(lanes, picture)
     share = lanes.hidden_share

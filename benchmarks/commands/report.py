@@ -50,7 +50,7 @@ def make_report(
     """
     from benchmarks.commands.measuring import writable
     from benchmarks.commands.printing import is_peer
-    from benchmarks.measure.record import write_atomically
+    from benchmarks.measure.record import file_at, write_atomically
     from benchmarks.report.formats import FORMATS
     from benchmarks.report.page import build_page
     from benchmarks.report.plots import IMAGE_FORMATS
@@ -63,8 +63,7 @@ def make_report(
     writable(directory)
     if file_format is not None:
         writable(root / "results" / "asv" if file_format == "asv" else _folder(directory, file_format))
-    if index.is_dir():
-        raise ValueError(f"cannot write {index}: it is a directory")
+    file_at(index)
     rows, damaged = collect(root / "results")
     if machine is not None:
         known = sorted({row.machine for row in rows})
@@ -75,6 +74,8 @@ def make_report(
     for line in damaged:
         print(f"warning: {line}", file=sys.stderr)
     commits = first_parents(root)
+    if file_format == "asv" and not commits:
+        raise ValueError("asv's results are of commits, and git knows none here")
     made = build_page(
         rows,
         is_peer=is_peer,

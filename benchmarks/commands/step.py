@@ -11,7 +11,7 @@ def step(
     preset: Annotated[str, typer.Argument(help="Model preset, or 'all'.")] = "toy",
     target: Annotated[str, typer.Option(help="Way of running the step, or 'all'.")] = "all",
     mode: Annotated[str, typer.Option(help="forward, forward_backward, train_step, or 'all'.")] = "all",
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, bf16, amp-bf16 or amp-fp16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16, bf16, fp64, amp-bf16 or amp-fp16.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     layers: Annotated[int | None, typer.Option(help="Blocks.")] = None,
@@ -31,6 +31,7 @@ def step(
     """Forward, backward and optimizer of each way of running the step, with tokens/s, MFU and peak memory."""
     from benchmarks.cases import step as table
     from benchmarks.commands.measuring import (
+        check_head_width,
         choose_device,
         choose_policy,
         counts,
@@ -39,6 +40,7 @@ def step(
         status_of,
     )
     from benchmarks.commands.printing import print_rows, print_warmup_study
+    from benchmarks.measure.record import file_at
     from trainstep import ranges
     from trainstep.specs.dtype import get_dtype
     from trainstep.specs.model import MODELS, get_model
@@ -51,24 +53,35 @@ def step(
     }  # fmt: skip
     named: dict[str, Any] = {key: value for key, value in shape.items() if value is not None}
     warmups = counts(warmup, "warmup", least=0)
+    places = [
+        out if out is None or len(warmups) == 1 else out.with_stem(f"{out.stem}-w{count}")
+        for count in warmups
+    ]
+    for name in filter(None, places):
+        file_at(name)
     device = choose_device(device)
+    targets = pick(target, list(table.ROWS), "target")
+    here = [name for name in targets if device in table.ROWS[name].devices]
+    if not here:
+        raise ValueError(f"target {target!r} does not run on {device}")
     cases = [
         table.case(row, phase, name, dtype=dtype, **named)
         for name in presets
-        for row in pick(target, [row.name for row in table.ROWS.values() if device in row.devices], "target")
+        for row in here
         for phase in pick(mode, list(table.PHASES), "mode")
     ]
+    for case in cases:
+        check_head_width(table.config_of(case).head_dim)
     if nvtx:
         ranges.enable()
     rows = []
-    for count in warmups:
-        path = out if out is None or len(warmups) == 1 else out.with_stem(f"{out.stem}-w{count}")
+    for count, place in zip(warmups, places, strict=True):
         measured, path = measure_cases(
             cases,
             device=device,
             policy=choose_policy(device, steps, count, what="steps"),
             machine=machine,
-            out=path,
+            out=place,
         )
         rows += measured
         if len(warmups) == 1:

@@ -44,6 +44,7 @@ class Study:
             env=environment(device) | {"world_size": 1},
         )
         self.path = self._writer.path
+        self.close = self._writer.close
 
     def add(
         self,

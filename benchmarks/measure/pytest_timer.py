@@ -71,7 +71,8 @@ def measure_with(benchmark: Any, case: Any, device: str) -> None:
         benchmark.pedantic(once, rounds=rounds if benchmark.enabled else 1, iterations=1)
         if made.metrics is not None:
             extra["metrics"] |= made.metrics()
+        extra = finite_or_absent(extra)
         check_metrics(extra["metrics"])
-        benchmark.extra_info.update(finite_or_absent(extra))
+        benchmark.extra_info.update(extra)
     finally:
         made.close()

@@ -3,19 +3,23 @@
 A run is one file of JSON lines, `results/records/<machine>/<commit>/<run>.jsonl`. Each added row rewrites the
 whole file beside itself and moves it over the old one (`os.replace`): a reader, an interruption or a full
 disk meets the file with the row or without it, never half of it. A run has hundreds of rows of a few
-kilobytes, so the rewriting is cheap beside one measurement.
+kilobytes, so the rewriting is cheap beside one measurement. Whoever adds rows holds a lock (`flock`) on the file
+that is in the place, so that of two processes with one file the second is refused.
 """
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
+import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SCHEMA = 1
 STATUSES = ("ok", "oom", "error", "skipped", "red")
@@ -23,7 +27,11 @@ AGAIN = "gate"
 STUDY = "study"
 SUITES = ("run", "asv", "pytest", AGAIN, STUDY)
 RESULTS = Path("results")
+_TEXTS = ("case", "suite", "run", "machine", "source_sha256", "ruler_sha256", "started_at", "status")
 LEAST_SAMPLES = 5  # of a published row
+# Beyond these nothing was measured. Within them no rate, ratio or mean of two stored numbers overflows.
+LARGEST = 1e30
+SHORTEST_SECONDS = 1e-12  # besides 0, which a coarse clock gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +99,11 @@ class Row:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(stored) - known):
             raise ValueError(f"unknown field {unknown[0]!r}")
-        for name in (
-            "case",
-            "suite",
-            "run",
-            "machine",
-            "source_sha256",
-            "ruler_sha256",
-            "started_at",
-            "status",
-        ):
+        for name in _TEXTS:
             if not isinstance(stored.get(name), str):
                 raise ValueError(f"field {name!r} is not text")
+        if re.search(r"\d{19}", stored["case"]):
+            raise ValueError("a number in the case id is larger than any shape's")
         if stored["status"] not in STATUSES:
             raise ValueError(f"unknown status {stored['status']!r}")
         if not isinstance(stored.get("version"), int) or not isinstance(stored.get("dirty"), bool):
@@ -115,24 +116,46 @@ class Row:
                 raise ValueError(f"field {name!r} is not a table")
         check_metrics(stored.get("metrics", {}))
         samples = stored.get("samples_seconds", [])
-        if not isinstance(samples, list) or not all(_finite(s) for s in samples):
-            raise ValueError("samples_seconds are not finite numbers")
+        if not isinstance(samples, list) or not all(is_time(s) for s in samples):
+            raise ValueError("samples_seconds are not times")
+        if not (stored.get("first_seconds") is None or is_time(stored["first_seconds"])):
+            raise ValueError("first_seconds is no time")
+        check = stored.get("check")
+        if check is not None and not (
+            isinstance(check, dict)
+            and all(
+                v is None or _is_number(v, sys.float_info.max) for v in map(check.get, ("error", "budget"))
+            )
+        ):
+            raise ValueError("check has no error and budget")
         return cls(**{**stored, "samples_seconds": tuple(float(s) for s in samples)})
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any, largest: float = LARGEST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+
+
+def is_time(value: Any) -> bool:
+    """Whether the seconds can be a clock's."""
+    return _is_number(value) and (value == 0 or value >= SHORTEST_SECONDS)
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> None:
     """Refuse metrics that nobody could compare later.
 
     Raises:
-        ValueError: a metric without a value, or with a better side that is neither "lower", "higher" nor None.
+        ValueError: a metric without a value, with a value or samples that are no numbers (no times, in seconds), or
+            with a better side that is neither "lower", "higher" nor None.
     """
     for name, metric in metrics.items():
         if not isinstance(metric, Mapping) or "value" not in metric:
             raise ValueError(f"metric {name!r} has no value")
+        samples = metric.get("samples") or []
+        usable = is_time if metric.get("unit") == "s" else _is_number
+        if not isinstance(samples, list) or not all(
+            v is None or usable(v) for v in (metric["value"], *samples)
+        ):
+            raise ValueError(f"metric {name!r} has a value or samples that were not measured")
         if metric.get("better") not in ("lower", "higher", None):
             raise ValueError(
                 f"metric {name!r} is better {metric['better']!r}; known: 'lower', 'higher', None"
@@ -193,28 +216,76 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse, parse_float=number)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Put `text` at `path` so that others see the old file or the new one, never a part.
+def file_at(path: Path) -> Path:
+    """The regular file that is at `path` or would be made there, behind its symbolic links.
 
     Raises:
-        ValueError: the place cannot be written.
+        ValueError: a directory, a device, a pipe or the like is there, which is neither read nor replaced.
     """
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise ValueError(f"cannot use {path}: {error.strerror or error}") from None
+    else:
+        if not stat.S_ISREG(mode):
+            what = "a directory; name a file" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ValueError(f"{path} is {what}")
+    return Path(os.path.realpath(path))
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Put `content` at `path` so that others see the old file or the new one, never a part.
+
+    Raises:
+        ValueError: the place cannot be written, or holds something else than a regular file.
+    """
+    _replace(path, content, lock=False).close()
+
+
+def _replace(path: Path, content: str | bytes, *, lock: bool) -> BinaryIO:
+    """`write_atomically`; returns the new file, locked since before it came to its place."""
+    place, temporary = file_at(path), None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=place.parent)
+        file = os.fdopen(handle, "wb")
+        if lock:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared results directory from being read
-        os.replace(temporary, path)
+        os.replace(temporary, place)
         temporary = None
+        return file
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The file at `path`, made if it is absent, locked until what is returned is closed or the process ends.
+
+    Raises:
+        ValueError: another process holds it, or the place cannot be written.
+    """
+    place = file_at(path)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = open(place, "ab")  # noqa: SIM115  # the caller closes it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat()):
+                return file
+            file.close()  # its holder put another in the place, or took it away
+    except BlockingIOError:
+        raise ValueError(f"another process is writing {path}; wait for it, or name another file") from None
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def safe_name(text: str) -> str:
@@ -285,12 +356,15 @@ def destination(machine: str | None, commit: str | None, results: Path = RESULTS
 class RunWriter:
     """Writes one run's rows, each whole as soon as it is added, and knows what a resumed run has already.
 
+    The file is this writer's alone until it is closed.
+
     Args:
-        directory: see `destination`; made when the first row is added.
+        directory: see `destination`; made if it is absent.
         run_id: any text; `safe_name` makes the file's name of it.
 
     Raises:
-        ValueError: the run's file is there and damaged; it is left alone.
+        ValueError: the run's file is there and damaged, or no regular file, or another process is writing it; it is
+            left alone.
     """
 
     def __init__(self, directory: Path | str, run_id: str) -> None:
@@ -305,32 +379,48 @@ class RunWriter:
 
     def _open(self, path: Path) -> None:
         self.path = path
-        self.rows: list[Row] = []
-        if path.is_dir():
-            raise ValueError(f"{path} is a directory; name a file")
-        if path.exists():
-            try:
-                self.rows = read_rows(path)
-            except ValueError as error:
-                raise ValueError(f"{path} is damaged ({error}); move it away to measure again") from None
+        self._file = _locked(path)
+        try:
+            self.rows: list[Row] = read_rows(path)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); move it away to measure again, or take out what is damaged to go on"
+            ) from None
         self._text = "".join(to_line(row) for row in self.rows)
+
+    def close(self) -> None:
+        """Let go of the file; of a run without rows nothing stays."""
+        if not self.rows:
+            file_at(self.path).unlink(missing_ok=True)
+        self._file.close()
+
+    def start_over(self) -> None:
+        """Forget the rows, also in the file.
+
+        Raises:
+            ValueError: the place cannot be written.
+        """
+        self._write("")
+        self.rows = []
+
+    def _write(self, text: str) -> None:
+        file = _replace(self.path, text, lock=True)
+        self._file.close()
+        self._file, self._text = file, text
 
     def add(self, row: Row) -> None:
         """Store a row; on return it is on the disk.
 
         Raises:
             ValueError: the place cannot be written, or the file holds rows of other sources: resuming would
-            put two
-                programs' times into one run.
+            put two programs' times into one run.
         """
         if self.rows:
             first = self.rows[0]
             mine = (row.commit, row.source_sha256, row.ruler_sha256, row.machine)
             if mine != (first.commit, first.source_sha256, first.ruler_sha256, first.machine):
                 raise ValueError(f"{self.path} was measured with other sources; choose another run or file")
-        text = self._text + to_line(row)
-        write_atomically(self.path, text)
-        self._text = text
+        self._write(self._text + to_line(row))
         self.rows.append(row)
 
     def done_ids(self, process: int | None = None) -> set[str]:
@@ -349,6 +439,9 @@ class MemoryWriter(RunWriter):
         """Keep a row."""
         self.rows.append(row)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of one of our own files.
@@ -357,7 +450,7 @@ def read_rows(path: Path) -> list[Row]:
         ValueError: the file is damaged; says where.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_at(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
     rows = []
@@ -386,8 +479,12 @@ def load(paths: Iterable[Path | str]) -> tuple[list[Row], list[str]]:
     problems: list[str] = []
     for path in _files(paths):
         try:
-            rows += read_rows(path) if path.suffix == ".jsonl" else read_foreign(path)
-        except ValueError as error:
+            if path.suffix == ".jsonl":
+                rows += read_rows(path)
+            else:  # the other tools' files are held to the same rules
+                foreign = map(Row.to_json, read_foreign(file_at(path)))
+                rows += [Row.from_json(r | {"samples_seconds": list(r["samples_seconds"])}) for r in foreign]
+        except (ValueError, OverflowError) as error:
             problems.append(f"{path}: skipped, damaged: {error}")
     return rows, problems
 

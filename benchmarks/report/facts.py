@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.cases.case import parse_id
-from benchmarks.measure.record import AGAIN, Row
+from benchmarks.measure.record import AGAIN, STUDY, Row
 
 # Order of the provenance line; other keys of `env` stay in the records.
 _CONTEXT_KEYS = ("driver", "cuda", "torch", "triton", "python", "host")
+# Metrics that say what was to be done, not what came of it.
+WORK = ("flops", "bytes", "tokens")
 ABOVE_PEAK = "above the peak: work or peak is wrong"
 
 
@@ -179,7 +181,11 @@ class Facts:
 
 
 def facts_of(row: Row) -> Facts:
-    """Take one row apart. A row whose id does not parse is kept: area "other", the whole id as target."""
+    """Take one row apart. A row whose id does not parse is kept: area "other", the whole id as target. One that is ok
+    and has nothing to show, as the writer leaves it when a sample was not finite, has failed."""
+    empty = not row.samples_seconds and set(row.metrics) <= set(WORK)
+    if row.status == "ok" and row.suite != STUDY and empty:
+        row = replace(row, status="error", reason="no finite samples")
     time = summarize(row.samples_seconds) if row.status == "ok" else None
     try:
         parsed = parse_id(row.case)

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.measure.record import write_atomically
 from benchmarks.report.chart import Axis, Chart, Series
 from benchmarks.report.style import LIGHT, color_of, marker_of, matplotlib_style
 
@@ -93,7 +94,7 @@ def save(chart: Chart, folder: Path) -> list[Path]:
     drawn = figure(chart)
     paths = [folder / f"{chart.id}.{image_format}" for image_format in IMAGE_FORMATS]
     for path, image_format in zip(paths, IMAGE_FORMATS, strict=True):
-        write_picture(path, _bytes(drawn, image_format, origin(chart)))
+        write_atomically(path, _bytes(drawn, image_format, origin(chart)))
     return paths
 
 
@@ -113,7 +114,7 @@ def save_all(charts: Sequence[Chart], folder: Path, image_format: str) -> Iterat
     }
     yield from (path for path in paths if path not in missing)
     for path, picture in zip(missing, _render_all(list(missing.values()), image_format), strict=True):
-        write_picture(path, picture)
+        write_atomically(path, picture)
         yield path
 
 
@@ -136,23 +137,6 @@ def _render_all(charts: Sequence[Chart], image_format: str) -> Iterator[bytes]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         yield from pool.map(render, charts, [image_format] * len(charts), chunksize=4)
-
-
-def write_picture(path: Path, picture: bytes) -> None:
-    """Write a picture whole or not at all.
-
-    Raises:
-        ValueError: the place cannot be written.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(picture)
-        os.replace(part, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _lines(axes: Any, chart: Chart) -> None:

@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.facts import ABOVE_PEAK, Facts, Summary
+from benchmarks.report.facts import ABOVE_PEAK, WORK, Facts, Summary
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 MIB = 2**20
 # What a table of records is keyed by: is a case's target somebody else's work?
@@ -41,14 +41,16 @@ def frame(records: Sequence[Mapping[str, Any]], columns: str) -> "DataFrame":
     """Records as a DataFrame with the columns "one | two", of nullable types, so that absent stays absent."""
     import pandas
 
-    def kind(name: str) -> str:
-        text, whole = _TEXT.split(" | "), _WHOLE.split(" | ")
-        return "string" if name in text else "Int64" if name in whole else "Float64"
+    def series(name: str) -> "Series[Any]":
+        values = [one.get(name) for one in records]
+        if name in _TEXT.split(" | "):
+            return pandas.Series(values, dtype="string")
+        if name not in _WHOLE.split(" | "):
+            return pandas.Series(values, dtype="Float64")
+        small = all(value is None or abs(value) < 2**63 for value in values)
+        return pandas.Series(values, dtype="Int64" if small else "object")
 
-    names = columns.split(" | ")
-    return pandas.DataFrame(
-        {name: pandas.Series([one.get(name) for one in records], dtype=kind(name)) for name in names}
-    )
+    return pandas.DataFrame({name: series(name) for name in columns.split(" | ")})
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -75,8 +77,8 @@ def check_text(fact: Facts) -> str | None:
 
 
 def flags(fact: Facts) -> str | None:
-    """What a reader must know before believing a number."""
-    found = []
+    """Why there is no number, or what a reader must know before believing it."""
+    found = [fact.row.reason] if fact.row.reason else []
     if fact.oversubscribed:
         found.append("oversubscribed")
     if fact.row.dirty:
@@ -403,8 +405,6 @@ def mebibytes(size: float | None) -> float | None:
     return None if size is None else size / MIB
 
 
-# Work, and what other columns say already.
-_NOT_SHOWN = ("flops", "bytes", "tokens")
 _UNITS = {"byte": ("MiB", 1 / MIB), "s": ("ms", 1e3), "1": ("", 1.0)}
 
 
@@ -420,7 +420,7 @@ def every_row(facts: Iterable[Facts]) -> "DataFrame":
         record |= {"GFLOP/s": rate / 1e9 if rate is not None else None}
         for name, entry in fact.row.metrics.items():
             value = fact.metric(name)
-            if name in _NOT_SHOWN or value is None:
+            if name in WORK or value is None:
                 continue
             stored = str(entry.get("unit") or "")
             unit, factor = _UNITS.get(stored, (stored, 1.0))

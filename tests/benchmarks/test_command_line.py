@@ -1,6 +1,9 @@
 """Bad input: one clear line that names the value, exit status 2, nothing written."""
 
+import importlib
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +14,10 @@ import pytest
 import torch
 
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.measure.record import load
+from benchmarks.measure.record import RunWriter, load
+from tests.benchmarks.rows import row
+from trainstep.attention.registry import ATTENTION
+from trainstep.specs.dtype import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "results" / "local"
@@ -45,9 +51,25 @@ def files():
         (["attention", "--implementation", "magic"], "'magic'"),
         (["attention", "--length", "12k"], "'12k'"),
         (["attention", "--window", "8", "--no-causal"], "8"),
-        (["attention", "--head-dim", "0"], "0"),
+        (["attention", "--head-dim", "7"], "head width must be from 8 to 256, got 7"),
+        (["attention", "--head-dim", "257"], "head width must be from 8 to 256, got 257"),
+        (["attention", "--batch", "x"], "'x'"),
+        (["step", "toy", "--heads", "32"], "head width must be from 8 to 256, got 2"),
+        (["step", "toy", "--heads", "1", "--d-model", "512"], "head width must be from 8 to 256, got 512"),
+        (["step", "toy", "--steps", "1e3"], "'1e3'"),
+        (["step", "toy", "--target", "ours", "--device", "cpu"], "target 'ours' does not run on cpu"),
+        (["memory", "toy", "--policy", "offload", "--device", "cpu"], "policy 'offload' does not run on cpu"),
+        (["memory", "toy", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["profile", "toy", "--mode", "all"], "unknown mode 'all'"),
+        (["profile", "toy", "--target", "all"], "unknown target 'all'"),
+        (["plan", "--tensor", "0"], "--tensor must be at least 1, got 0"),
+        (["plan", "--context-ranks", "-1"], "--context-ranks must be at least 1, got -1"),
+        (["plan", "--microbatch", "0"], "--microbatch must be at least 1, got 0"),
+        (["plan", "--between", "0"], "--between: a size must be at least one byte, got '0'"),
+        (["gate", "--baseline", ""], "'' is neither a file nor a commit"),
+        (["gate", "--baseline", "HEAD", "--current", ""], "'' is neither a file nor a commit"),
         (["collective", "--sizes", "1X"], "'1X'"),
-        (["collective", "--sizes", ""], "''"),
+        (["collective", "--sizes", ""], "--sizes: not a size: ''"),
         (["collective", "--sizes", "1GB:1MB:10"], "1000000000"),
         (["collective", "--sizes", "1MB:1GB:1"], "1.0"),
         (["collective", "--sizes", "1MB:1GB"], "'1MB:1GB'"),
@@ -110,6 +132,20 @@ def test_the_process_answers_with_the_same_status():
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
+def test_without_arguments_the_help_is_shown_and_one_line_says_why(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage" in out and err == "error: no command given\n"
+
+
+@pytest.mark.parametrize("name", ["attention", "step", "parallel", "memory", "profile", "plan"])
+def test_help_lists_every_dtype_that_is_accepted(name):
+    help_ = inspect.signature(getattr(importlib.import_module(f"benchmarks.commands.{name}"), name))
+    (said,) = [p.annotation.__metadata__[0].help for n, p in help_.parameters.items() if n == "dtype"]
+    accepted = [d for d in DTYPES if name != "attention" or any(d in row.dtypes for row in ATTENTION)]
+    assert set(re.findall(r"[a-z-]+\d+", said)) == set(accepted)
+
+
 def test_help_lists_every_command():
     done = command("--help")
     assert done.returncode == 0
@@ -136,12 +172,12 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path):
         text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
-    while not out.exists() and time.monotonic() < deadline:
+    while not (out.exists() and out.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(started.pid, signal.SIGINT)
     _, err = started.communicate(timeout=60)
     first = load([out])[0]
-    assert started.returncode == 130 and "interrupted" in err
+    assert started.returncode == 130 and err == f"{len(first)} rows are kept in {out}\ninterrupted\n"
     assert 1 <= len(first) < 9
     again = subprocess.run(
         [*words, "--out", str(out)], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -164,6 +200,84 @@ def test_a_file_of_another_run_is_not_shown_as_this_one(tmp_path, capsys):
     assert "nothing was measured" in capsys.readouterr().err
     assert main([*words, "--samples", "6", "--fresh"]) == 0
     assert out.read_text() != before
+
+
+def test_an_interruption_before_the_first_row_keeps_nothing_and_says_nothing_else(
+    tmp_path, capsys, monkeypatch
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.runner.measure", interrupted)
+    assert main([*RUN, str(tmp_path / "rows.jsonl")]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+RUN = ["run", "--only", "attention/sdpa-math/forward/.*S256", "--out"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        RUN,
+        [*RUN[:-1], "--list", "--out"],
+        [*RUN[:-1], "--fresh", "--out"],
+        ["attention", "--length", "32", "--samples", "2", "--implementation", "sdpa", "--out"],
+        ["step", "toy", "--context", "8", "--steps", "2", "--target", "plain", "--out"],
+        ["collective", "--sizes", "1K", "--samples", "2", "--out"],
+        ["parallel", "--samples", "2", "--out"],
+        ["memory", "toy", "--study", "peak", "--context", "8", "--out"],
+        ["plan", "--model", "toy", "--out"],
+        ["plan", "--model", "toy", "--figure"],
+        ["adopt"],
+        ["profile", "--overlap"],
+        ["gate", "--current", "HEAD", "--baseline"],
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_only_regular_files_are_read_or_written(arguments, kind, tmp_path, capsys):
+    place = tmp_path / ("picture.png" if "--figure" in arguments else "rows.json")
+    target = place if kind == "pipe" else tmp_path / "pipe"
+    os.mkfifo(target)
+    if kind == "link":
+        place.symlink_to(target)
+    assert main([*arguments, str(place)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith(f"{place} is not a regular file\n") and err.count("\n") == 1, err
+    assert target.is_fifo() and place.is_symlink() == (kind == "link")
+
+
+def test_one_of_several_files_that_is_in_the_way_is_seen_before_any_is_written(tmp_path, capsys):
+    os.mkfifo(tmp_path / "rows-w1.jsonl")
+    os.mkfifo(tmp_path / "rows-peak.jsonl")
+    out = str(tmp_path / "rows.jsonl")
+    assert main(["step", "toy", "--warmup", "0,1", "--steps", "1", "--out", out]) == 2
+    assert "rows-w1.jsonl is not a regular file" in capsys.readouterr().err
+    assert main(["memory", "toy", "--study", "checkpoint,peak", "--out", out]) == 2
+    assert "rows-peak.jsonl is not a regular file" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_rows_reach_the_target_of_a_link(tmp_path):
+    (tmp_path / "link.jsonl").symlink_to("rows.jsonl")
+    assert main([*RUN, str(tmp_path / "link.jsonl"), "--samples", "5"]) == 0
+    assert (tmp_path / "link.jsonl").is_symlink() and len(load([tmp_path / "rows.jsonl"])[0]) == 1
+    assert main([*RUN, str(tmp_path / "link.jsonl"), "--samples", "6", "--fresh"]) == 0
+    assert (tmp_path / "link.jsonl").is_symlink() and len(load([tmp_path / "rows.jsonl"])[0]) == 1
+
+
+def test_a_file_that_another_process_is_writing_is_refused(tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    other = RunWriter.to_file(out)
+    other.add(row())
+    before = out.read_text()
+    for fresh in ([], ["--fresh"]):
+        assert main([*RUN, str(out), *fresh]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "another process is writing" in err and str(out) in err
+    assert out.read_text() == before
+    other.close()
 
 
 def test_fresh_never_removes_a_file_that_holds_no_rows(tmp_path, capsys):

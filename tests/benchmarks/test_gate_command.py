@@ -153,15 +153,53 @@ def test_studies_are_compared_with_nothing(repository, capsys):
     assert status == 0 and "missing" not in out
 
 
-def test_a_damaged_file_is_named_and_the_rest_compared(repository, capsys):
+@pytest.mark.parametrize("by_commit", [True, False])
+def test_a_damaged_file_is_named_once_and_passes_on_neither_side(repository, capsys, by_commit):
+    """Its case, slower now, would be new; the rest is compared."""
     scratch, commits = repository
     old, new = (file_rows(scratch, commit, {ONE: 1.0}) for commit in commits[:2])
     (new.parent / "bad.jsonl").write_text("{")
-    status, _, err = run(capsys, str(old), str(new.parent))
-    assert status == 0 and "bad.jsonl" in err and "damaged" in err
+    names = commits[:2] if by_commit else (str(old.parent), str(new.parent))
+    for sides in (names, names[::-1]):
+        status, out, err = run(capsys, *sides)
+        assert status == 14 and "1 unchanged, 1 not comparable" in out
+        assert err.count("bad.jsonl") == 1 and err.count("\n") == 1 and "damaged" in err
+    assert run(capsys, commits[0], commits[0])[0] == 0
+
+
+def test_a_damaged_file_hides_no_regression(repository, capsys):
+    scratch, commits = repository
+    old, new = (
+        file_rows(scratch, commit, {ONE: level}) for commit, level in zip(commits, (1, 9), strict=False)
+    )
+    bad = old.with_name("bad.jsonl")
+    bad.write_text("{")
+    assert run(capsys, str(old.parent), str(new))[0] == 13
+    # A commit whose only file is damaged has the rows of the one with the same code; the damage is named.
+    file_rows(scratch, commits[3], {ONE: 1.0})
+    last = scratch.root / "results" / "local" / commits[4]
+    last.mkdir()
+    (last / "bad.jsonl").write_text("{")
+    status, _, err = run(capsys, commits[4], commits[1])
+    assert status == 13 and str(last) in err
+
+
+def test_a_damaged_file_asked_for_by_name(repository, capsys):
+    scratch, commits = repository
+    old, new = (file_rows(scratch, commit, {ONE: 1.0}) for commit in commits[:2])
+    (new.parent / "bad.jsonl").write_text("{")
     # Asked for by name it is a mistake, not an absence of results.
     with pytest.raises(ValueError, match=r"bad\.jsonl is damaged"):
         run(capsys, str(old), str(new.parent / "bad.jsonl"))
+
+
+def test_an_unknown_machine_is_a_mistake_not_an_absence(repository, capsys):
+    scratch, commits = repository
+    for name in ("box", "other"):
+        old = file_rows(scratch, commits[0], {ONE: 1.0}, name)
+    for baseline in (commits[0], str(old)):
+        with pytest.raises(ValueError, match="no results of machine 'bax'; there are: box, other"):
+            run(capsys, baseline, machine="bax")
 
 
 @pytest.mark.parametrize(

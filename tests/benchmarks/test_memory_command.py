@@ -149,8 +149,7 @@ def test_an_interrupted_sweep_shows_what_it_has(capsys, tmp_path, monkeypatch, n
     )  # fmt: skip
     assert status == command_line.INTERRUPTED
     assert "2 of 2 measured cells lie within 10% of their prediction" in printed
-    assert "interrupted; what was measured is kept" in err
-    (place,) = re.findall(r"2 rows so far in (\S+)", printed)
+    (place,) = re.findall(r"2 rows are kept in (\S+)\ninterrupted\n", err)
     kept = Path(place)
     assert len(kept.read_text().splitlines()) == 2
     assert kept.name.endswith("rows.jsonl" if named else ".partial.jsonl")

@@ -102,6 +102,25 @@ def test_no_speed_without_a_green_check(error):
     assert "differs from the reference" in outcome.reason
 
 
+@pytest.mark.parametrize("reading", [float("nan"), float("inf"), -1.0, 1e-300])
+def test_a_clock_that_gives_no_time_is_an_error_and_the_file_stays_readable(reading, tmp_path):
+    def prepare(case, device):
+        broken = case.target == "cell1"
+        return Prepared(run=lambda: None, clock=lambda work: (work(), reading if broken else 0.5)[1])
+
+    writer = RunWriter(tmp_path, "r")
+    options = {
+        "device": "cpu",
+        "policy": POLICY,
+        "template": template(),
+        "writer": writer,
+        "prepare": prepare,
+    }
+    rows = list(run_cases(cells(2), **options))
+    assert [(r.status, r.reason) for r in rows] == [("error", "the clock gave what is no time"), ("ok", None)]
+    assert [r.status for r in load([writer.path])[0]] == ["error", "ok"] and status_of(rows) == 11
+
+
 def test_an_interruption_keeps_the_rows_and_the_next_run_resumes(tmp_path):
     ran = []
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import main_job
+
 ROOT = Path(__file__).resolve().parents[2]
 SELECTED = "attention/reference/forward/B1,N4,K4,S256"
 
@@ -117,3 +119,22 @@ def test_asv_measures_a_commit_and_publishes_it(copy):
     published = python(copy, "asv", "publish", "--config", str(config), "--no-pull")
     assert published.returncode == 0, published.stdout + published.stderr
     assert (copy / "results/html/asv/index.json").exists()
+
+
+def test_pytest_knows_every_option_without_the_plugins_of_the_test_environment(copy):
+    """`tox -e bench` has pytest-benchmark alone."""
+    done = python(
+        copy, "pytest", "-p", "no:timeout", "--collect-only", "-q", "benchmarks/pytests/test_memory.py"
+    )
+    assert done.returncode == 0 and "Unknown config option" not in done.stdout + done.stderr, done.stdout
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--machine", "a b"], 2), (["more"], 2), (["--help"], 0)])
+def test_the_main_job_takes_no_arguments_and_says_so(arguments, status, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["main_job", *arguments])
+    monkeypatch.setattr(main_job.subprocess, "run", lambda *_, **__: pytest.fail("the job began"))
+    with pytest.raises(SystemExit) as ended:
+        main_job.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == status and err.count("\n") == (status == 2)
+    assert " ".join(arguments) in err if status else main_job.__doc__.strip() in out

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.measure.record import STUDY
 from benchmarks.report import facts
 from benchmarks.report.facts import Peak, contexts, facts_of, latest, summarize
 from tests.report.synthetic import CPU_ENV, GPU_ENV, row, work
@@ -47,6 +48,16 @@ def test_rate_of_a_known_case():
 def test_no_speed_and_no_metric_without_an_ok(status):
     fact = facts_of(row(CASE, 1e-3, status=status, metrics=work(flops=1e9)))
     assert fact.time is None and fact.per_second("flops") is None and fact.metric("flops") is None
+
+
+def test_an_ok_row_whose_samples_were_emptied_has_failed():
+    """Its work says nothing; bytes that were counted, or what a study explains, are results without times."""
+    for metrics in ({}, work(flops=1e9, bytes=1, tokens=1)):
+        fact = facts_of(row(CASE, metrics=metrics))
+        assert (fact.row.status, fact.row.reason) == ("error", "no finite samples")
+        assert facts_of(row(CASE, metrics=metrics, suite=STUDY)).row.status == "ok"
+    peak = {"peak_memory": {"value": 1, "unit": "byte", "better": None}}
+    assert facts_of(row(CASE, metrics=peak)).row.status == "ok"
 
 
 def test_mfu_and_roofline_need_a_known_device(monkeypatch):

@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks.commands import report as command
 from benchmarks.commands.report import collect, first_parents, make_report
-from benchmarks.measure.record import RunWriter
+from benchmarks.measure import record
+from benchmarks.measure.record import RunWriter, load
 from benchmarks.report.facts import latest
-from tests.report.synthetic import CPU_ENV, REGRESSED, all_rows, row
+from tests.report.synthetic import CPU_ENV, GPU_ENV, REGRESSED, all_rows, row, work
 
 
 def git(root, *arguments):
@@ -79,6 +80,36 @@ def test_damaged_files_are_named_on_the_page_and_on_stderr(checkout, tmp_path, c
     assert (folder / "x.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("seconds", [1e-300, 1e308])
+def test_a_row_of_impossible_numbers_does_not_take_the_page_with_it(checkout, tmp_path, seconds, capsys):
+    place = checkout / "results" / "local" / "no-commit" / "x.jsonl"
+    record.write_atomically(place, record.to_line(row(REGRESSED, seconds, noise=0, metrics=work(flops=1e12))))
+    assert "results/local/no-commit/x.jsonl" in make_report(checkout, tmp_path / "out").read_text()
+    assert "results/local/no-commit/x.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [record.LARGEST, record.LARGEST / 1e6, 1e-300, -record.LARGEST])
+@pytest.mark.parametrize("seconds", [record.LARGEST, record.SHORTEST_SECONDS])
+def test_the_page_shows_whatever_a_record_may_hold(checkout, tmp_path, number, seconds):
+    """Also at the limits nothing overflows in a rate, a ratio, a mean or a picture."""
+    writer = RunWriter(checkout / "results" / "local" / "no-commit", "r")
+    for one in all_rows():
+        if one.status == "ok" and one.suite == "run":
+            metrics = {name: {**m, "value": number} for name, m in one.metrics.items() if m["unit"] != "s"}
+            env = CPU_ENV if one.case.startswith("step") else GPU_ENV
+            ours = seconds if "torch" in one.case else one.samples_seconds[0] if one.samples_seconds else None
+            writer.add(row(one.case, ours, noise=0, metrics=metrics, env=env, run="r", machine="local"))
+    writer.close()
+    assert load([writer.path])[1] == []
+    make_report(checkout, tmp_path / "out", file_format="csv")
+
+
+def test_asv_s_results_need_git(tmp_path):
+    with pytest.raises(ValueError, match="results are of commits, and git knows none here"):
+        make_report(tmp_path, tmp_path / "out", file_format="asv")
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_machine(checkout, tmp_path):
     writer = RunWriter(checkout / "results" / "local" / "no-commit", "run")
     writer.add(row("step/plain/forward/toy,B4,S8,fp32,w1", 1.0, machine="local", commit=None))
@@ -104,7 +135,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(checkout, tmp
         command, "collect", lambda results: pytest.fail("worked before the place was checked")
     )
     for place, file_format in (("file", None), ("file/below", None), ("taken", None), ("half", "md")):
-        with pytest.raises(ValueError, match="cannot write"):
+        with pytest.raises(ValueError, match=r"cannot write|is a directory"):
             make_report(checkout, tmp_path / place, file_format=file_format)
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]
 

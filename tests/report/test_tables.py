@@ -157,6 +157,19 @@ def test_statuses_keep_failed_and_skipped_apart_and_give_reasons():
     assert pick(frame, status="oom", phase="forward")["reason"] == "asked for 8.00 GiB, 1.20 GiB free"
 
 
+def test_every_table_with_notes_says_why_a_row_has_no_speed():
+    for area in ("attention", "step", "collective", "data_parallel"):
+        facts = [facts_of(row(f"{area}/x/all_reduce/{TAIL}", status="skipped", reason="no compiler"))]
+        made = {
+            "attention": tables.attention,
+            "step": tables.steps,
+            "collective": tables.collectives,
+            "data_parallel": lambda facts: tables.parallel(facts, is_peer),
+        }[area]
+        for frame in (made(facts), tables.every_row(facts)):
+            assert list(frame["notes"]) == ["no compiler"]
+
+
 def test_impossible_rates_are_flagged():
     fact = facts_of(row(f"attention/triton/forward/{TAIL}", 1e-6, metrics=work(flops=1e12), env=GPU_ENV))
     assert "above the peak" in (tables.flags(fact) or "")

@@ -137,6 +137,10 @@ def _print(question: "Question", plans: list["Plan"], devices: int, validation: 
         print(f"note: {note}")
     if validation:
         print_frame("Measured beside predicted", pandas.DataFrame(plan_tables.validation_rows()))
+        print(
+            "note: measured before this package had records, with a plain model whose softmax and AdamW are written out, "
+            "operation by operation; this package's own `plain` is faster, see `report`"
+        )
 
 
 def _present(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

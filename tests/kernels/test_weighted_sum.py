@@ -9,7 +9,7 @@ from trainstep.kernels.weighted_sum.function import weighted_sum, weighted_sum_b
 from trainstep.kernels.weighted_sum.reference import weighted_sum as reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def run(function, x, weight, g):

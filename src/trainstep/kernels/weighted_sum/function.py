@@ -40,6 +40,11 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     return weighted_sum_forward(x.reshape(-1, x.shape[-1]), weight).view(x.shape[:-1])
 
 
+def _needs_widening(x: Tensor) -> bool:
+    """Triton's interpreter cuts to bfloat16 where a GPU rounds: there the kernels get float32 instead."""
+    return x.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _columns(width: int) -> int:
     return min(triton.next_power_of_2(width), 512)
 
@@ -47,6 +52,8 @@ def _columns(width: int) -> int:
 @torch.library.custom_op("trainstep::weighted_sum_forward", mutates_args=())
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     """x [R, D], weight [D] -> y [R]."""
+    if _needs_widening(x):
+        return weighted_sum_forward(x.float(), weight.float()).to(x.dtype)
     rows, width = x.shape
     y = torch.empty(rows, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
@@ -65,6 +72,9 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("trainstep::weighted_sum_backward", mutates_args=())
 def weighted_sum_backward(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """x [R, D], weight [D], g [R] -> dx [R, D], dw [D], in the inputs' dtype."""
+    if _needs_widening(x):
+        dx, dw = weighted_sum_backward(x.float(), weight.float(), g.float())
+        return dx.to(x.dtype), dw.to(weight.dtype)
     rows, width = x.shape
     programs = min(triton.cdiv(rows, _ROWS), _MOST_PROGRAMS)
     rows_a_program = triton.cdiv(triton.cdiv(rows, programs), _ROWS) * _ROWS

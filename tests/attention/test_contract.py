@@ -128,7 +128,7 @@ def test_refusals_name_what_is_missing():
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["reference", "tiled"])
+@pytest.mark.parametrize("name", OURS)
 def test_autocast_casts_mixed_inputs_and_returns_gradients_in_their_dtypes(name, low, device):
     attention = load_attention(get_attention(name))
     q, k, v = (x.requires_grad_() for x in make_inputs(queries=8, keys=8, width=16, device=device)[:3])

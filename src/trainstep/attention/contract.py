@@ -6,6 +6,7 @@
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -132,6 +133,11 @@ def finish(
     return out, lse
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """For products of float32 that autocast would take in 16 bits; also on the meta device, which has no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
 class _NoSecondDerivative(torch.autograd.Function):
     """Identity on the first `count` tensors, tied to the others; differentiating it raises."""
 
@@ -148,12 +154,11 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 
 def refuse_second_derivative(
-    name: str, grads: tuple[Tensor, Tensor, Tensor], inputs: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
+    name: str, grads: tuple[Tensor, ...], inputs: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
     """First derivatives that raise when they are differentiated, for use inside a backward pass.
 
-    torch's `once_differentiable` raises only when the upstream gradient requires a gradient, and otherwise
-    returns
+    torch's `once_differentiable` raises only when the upstream gradient requires a gradient, and otherwise returns
     constants: a gradient penalty would silently lose its derivative.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainstep.attention.contract import finish, prepare, refuse_second_derivative
+from trainstep.attention.contract import finish, prepare, refuse_second_derivative, without_autocast
 from trainstep.attention.masks import Mask
 
 TILE = 64
@@ -130,7 +130,8 @@ class _Tiled(torch.autograd.Function):
         tile: int,
     ) -> tuple[Tensor, Tensor]:
         ctx.rule = (mask, scale, tile)
-        out, lse = forward(q, k, v, *ctx.rule)
+        with without_autocast(q.device):
+            out, lse = forward(q, k, v, *ctx.rule)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -140,16 +141,17 @@ class _Tiled(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         if d_out is None:
             d_out = torch.zeros_like(out)
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(q.device):
             grads = backward(q, k, v, out, lse, d_out, d_lse, *ctx.rule)
-        grads = refuse_second_derivative("tiled", grads, (q, k, v, d_out, d_lse))
-        return (*grads, None, None, None)
+        first = refuse_second_derivative("tiled", grads, (q, k, v, d_out, d_lse))
+        return (*first, None, None, None)
 
 
 class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
-    The smallest form of the algorithm: one head, scale 1/sqrt(H), bottom-right causal mask.
+    The smallest form of the algorithm: one head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k
+    and v are saved as they came, and cast again in the backward pass.
     """
 
     @staticmethod
@@ -166,17 +168,19 @@ class FlashAttention2(torch.autograd.Function):
             dtypes=_DTYPES,
         )
         ctx.rule = (problem.mask, problem.scale, TILE)
-        out, lse = forward(problem.q, problem.k, problem.v, *ctx.rule)
+        with without_autocast(q.device):
+            out, lse = forward(problem.q, problem.k, problem.v, *ctx.rule)
         ctx.save_for_backward(q, k, v, out.squeeze(1), lse.squeeze(1))
         return out.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = (x.unsqueeze(1) for x in ctx.saved_tensors)
-        with torch.no_grad():
-            grads = backward(q, k, v, out, lse, d_out.unsqueeze(1), None, *ctx.rule)
-        grads = refuse_second_derivative("tiled", grads, (q, k, v, d_out))
-        return (*(x.squeeze(1) for x in grads), None)
+        inputs, (out, lse) = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        with torch.no_grad(), without_autocast(out.device):
+            q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
+            grads = backward(q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, *ctx.rule)
+            first = tuple(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True))
+        return (*refuse_second_derivative("tiled", first, (*inputs, d_out)), None)
 
 
 def attention(

@@ -85,7 +85,8 @@ flash_attention_backward.register_autograd(_refuse)
 class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
-    One head, scale 1/sqrt(H), bottom-right causal mask.
+    One head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k and v are saved as they came, and
+    cast again in the backward pass.
     """
 
     @staticmethod
@@ -105,11 +106,14 @@ class FlashAttention2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = (x.unsqueeze(1) for x in ctx.saved_tensors)
+        inputs, (out, lse) = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         with torch.no_grad():
-            grads = launch.backward(q, k, v, out, lse, d_out.unsqueeze(1), None, **ctx.rule)
-        grads = refuse_second_derivative("triton", grads, (q, k, v, d_out))
-        return (*(x.squeeze(1) for x in grads), None)
+            q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
+            grads = launch.backward(
+                q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, **ctx.rule
+            )
+            first = tuple(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True))
+        return (*refuse_second_derivative("triton", first, (*inputs, d_out)), None)
 
 
 def attention(

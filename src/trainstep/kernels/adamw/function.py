@@ -68,8 +68,8 @@ def adamw_(
     with torch.cuda.device_of(master):
         adamw_kernel[(grid,)](
             master, gradient.contiguous(), mean, square, step, written_copy, master.numel(),
-            triton.cdiv(blocks, grid), lr, *map(_log, betas), 1.0 - lr * weight_decay, 1.0 - betas[0], betas[1], 1.0 - betas[1], eps,
-            HAS_COPY=written_copy is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+            triton.cdiv(blocks, grid), lr, *map(_log, betas), 1.0 - lr * weight_decay, 1.0 - betas[0], betas[1],
+            1.0 - betas[1], eps, HAS_COPY=written_copy is not None, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
     if copy is not None and written_copy is None:
         with torch.no_grad():

@@ -45,6 +45,12 @@ def _needs_widening(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _wide(x: Tensor, weight: Tensor) -> bool:
+    """Whether the offset of a column passes 31 bits, in x [R, D] or weight [D], tiles past the end included."""
+    last = x.shape[1] + _columns(x.shape[1])
+    return last * max(x.stride(1), weight.stride(0)) >= 2**31
+
+
 def _columns(width: int) -> int:
     return min(triton.next_power_of_2(width), 512)
 
@@ -59,7 +65,7 @@ def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
         forward_kernel[(triton.cdiv(rows, _ROWS),)](
             x, weight, y, rows, width, x.stride(0), x.stride(1), weight.stride(0),
-            ROWS=_ROWS, COLUMNS=_columns(width),
+            ROWS=_ROWS, COLUMNS=_columns(width), WIDE=_wide(x, weight),
         )  # fmt: skip
     return y
 
@@ -83,7 +89,8 @@ def weighted_sum_backward(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor,
     with torch.cuda.device_of(x):
         backward_kernel[(programs,)](
             x, weight, g, dx, partial, rows, width, rows_a_program,
-            x.stride(0), x.stride(1), weight.stride(0), g.stride(0), ROWS=_ROWS, COLUMNS=_columns(width),
+            x.stride(0), x.stride(1), weight.stride(0), g.stride(0),
+            ROWS=_ROWS, COLUMNS=_columns(width), WIDE=_wide(x, weight),
         )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainstep.attention.contract import finish, prepare, refuse_second_derivative
+from trainstep.attention.contract import finish, prepare, refuse_forward_mode, refuse_second_derivative
 from trainstep.attention.triton import launch
 
 
@@ -136,8 +136,10 @@ def attention(
     Raises:
         ValueError: a call outside the contract, tensors that are not on a CUDA device, or `tf32` with another
             dtype than float32.
+        NotImplementedError: forward-mode differentiation.
     """
     problem = prepare(q, k, v, causal=causal, window=window, scale=scale, alignment=alignment, name="triton")
+    refuse_forward_mode(problem, "triton")
     if tf32 and problem.q.dtype != torch.float32:
         raise ValueError(f"tf32 is a way to multiply float32, got {problem.q.dtype}")
     out, lse = flash_attention_forward(*problem[:7], tf32)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from trainstep.kernels.weighted_sum.triton import backward_kernel, forward_kernel
 
@@ -22,6 +23,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: shapes that do not fit, mixed or unknown dtypes, tensors that are not on one CUDA device.
+        NotImplementedError: forward-mode differentiation.
     """
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must be [D] for x [..., D], got {tuple(weight.shape)} for {tuple(x.shape)}")
@@ -37,7 +39,18 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(
             f"the Triton weighted sum needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1"
         )
+    if _has_tangent(x) or _has_tangent(weight):
+        # Of a custom operator torch takes the missing tangent for zeros.
+        raise NotImplementedError("the Triton weighted sum has no forward-mode derivative; the reference has")
     return weighted_sum_forward(x.reshape(-1, x.shape[-1]), weight).view(x.shape[:-1])
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether x carries a forward-mode tangent. Torch cannot tell under vmap: then inside any forward-mode level."""
+    try:
+        return forward_ad.unpack_dual(x).tangent is not None
+    except RuntimeError:
+        return True
 
 
 def _needs_widening(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ from torch.func import grad, jvp, vmap
 
 from tests.attention.problems import make_inputs
 from trainstep.attention import get_attention, load_attention
+from trainstep.attention.hopper.function import attention as hopper
 from trainstep.kernels.weighted_sum.function import weighted_sum
 
 
@@ -73,6 +74,15 @@ def test_forward_mode_is_refused(name, needs_grad, which, device):
         x[which] = forward_ad.make_dual(x[which], torch.ones_like(x[which]))
         with pytest.raises(NotImplementedError, match="forward"):
             load(name)(*x)
+
+
+def test_forward_mode_of_hopper_is_refused():
+    # Before it looks for its GPU.
+    q = torch.ones(1, 2, 8, 64, dtype=torch.bfloat16)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="hopper attention has no forward-mode derivative"):
+            hopper(q, dual, q)
 
 
 @pytest.mark.parametrize("name", ["tiled", "triton"])

@@ -1,5 +1,6 @@
 """Peak memory by phase, memory really released between cells, and what an out-of-memory error says."""
 
+import errno
 import gc
 import re
 from collections.abc import Iterator
@@ -33,8 +34,59 @@ class HostMemoryError(MemoryError):
         self.asked_bytes, self.free_bytes = asked_bytes, free_bytes
 
 
+# As CUDA, HIP, Triton, NCCL, the libraries and the allocators say it, and an exception's name before its message.
+_OUT_OF_MEMORY = re.compile(
+    r"\b(?:CUDA|HIP|XPU|MPS backend) out of memory"
+    r"|\b[Ee]rror(?: \[\w+\])?: out of memory"
+    r"|\bfailure (?:\d+ )?'out of memory'"
+    r"|_ERROR_OUT_OF_MEMORY\b|_STATUS_ALLOC_FAILED\b"
+    r"|can't allocate memory|[Cc]annot allocate memory \(12\)"
+    r"|\b(?:OutOfMemoryError|(?:Host)?MemoryError)(?=[:(]|$)",
+)
+_WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
+
+
+def _says_so(text: str) -> bool:
+    """Whether a RuntimeError's text tells of memory that ran out.
+
+    A rank's failure carries its traceback: of that count the lines of exceptions, which are not indented as lines of
+    code are, and only those that led to the last one.
+    """
+    last = text.rpartition(_WHILE_HANDLED)[2]
+    return any(_OUT_OF_MEMORY.search(line) for line in last.splitlines() if not line.startswith(" "))
+
+
+def _memory_error(error: BaseException) -> BaseException | None:
+    """The error that says that memory ran out: this one, or one that it was raised from; the innermost, which knows
+    the amounts."""
+    import torch
+
+    found: BaseException | None = None
+    seen: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in seen:
+        if (
+            isinstance(one, torch.OutOfMemoryError | MemoryError)
+            or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
+            or (isinstance(one, RuntimeError) and _says_so(str(one)))
+        ):
+            found = one
+        seen.append(one)
+        one = one.__cause__
+    return found
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: the error itself, what it was raised from, or what a rank reported.
+
+    An error that was raised while another one was handled, without `from`, is an error of its own.
+    """
+    return _memory_error(error) is not None
+
+
 def read_out_of_memory(error: BaseException) -> OutOfMemory:
-    """Take the amounts out of a `torch.OutOfMemoryError` or a `HostMemoryError`."""
+    """Take the amounts out of an error that `is_out_of_memory`, or out of the one that it was raised from."""
+    error = _memory_error(error) or error
     if isinstance(error, HostMemoryError):
         return OutOfMemory(asked_bytes=error.asked_bytes, free_bytes=error.free_bytes)
     text = str(error)
@@ -46,25 +98,9 @@ def read_out_of_memory(error: BaseException) -> OutOfMemory:
     return OutOfMemory(asked_bytes=amount(_ASKED), free_bytes=amount(_FREE))
 
 
-_OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|can't allocate memory|MemoryError"
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: the error itself, what it was raised from or during, or what a rank reported."""
-    import torch
-
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(seen)):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
-
-
 def describe_out_of_memory(error: BaseException) -> str:
     """One line: bytes asked for and bytes free, or the message's first line where it gives no amounts."""
+    error = _memory_error(error) or error
     read = read_out_of_memory(error)
     if read.asked_bytes is None:
         lines = str(error).strip().splitlines()

@@ -1,9 +1,12 @@
 """What a caller can get wrong is refused in one sentence, by every implementation alike."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
-from tests.attention.problems import make_inputs
+from tests.attention.problems import make_inputs, solve
 from trainstep.attention import ATTENTION, get_attention, load_attention
 
 OURS = ["reference", "tiled", "triton"]
@@ -41,6 +44,35 @@ def test_an_empty_window_is_refused(attention, qkv, window):
         attention(*qkv, causal=True, window=window)
 
 
+@pytest.mark.parametrize("window", [2.5, True, "3", [4], float("nan")], ids=repr)
+def test_a_window_is_a_whole_number(attention, qkv, window):
+    with pytest.raises(ValueError, match=re.escape(f"window must be a whole number, got {window!r}")):
+        attention(*qkv, causal=True, window=window)
+
+
+def test_a_window_may_be_of_numpy(attention, qkv):
+    assert torch.equal(
+        attention(*qkv, causal=True, window=np.int64(3)), attention(*qkv, causal=True, window=3)
+    )
+
+
+@pytest.mark.parametrize("window", [20, 2**31 - 1, 2**31, 2**70])
+@pytest.mark.parametrize("alignment", ["bottom-right", "top-left"])
+def test_a_window_past_every_key_hides_nothing(attention, alignment, window, device):
+    # 2^31 - 1 is what "no limit" often is; sums with it pass 31 bits.
+    inputs = make_inputs(queries=9, keys=7, width=16, heads=(1, 2, 1), device=device)
+    rule = {"causal": True, "alignment": alignment}
+    expected = solve(attention, inputs, **rule)
+    for one, another in zip(expected, solve(attention, inputs, window=window, **rule), strict=True):
+        torch.testing.assert_close(one, another)
+
+
+@pytest.mark.parametrize("causal", ["no", None, 2])
+def test_causal_is_a_truth_value(attention, qkv, causal):
+    with pytest.raises(ValueError, match=f"causal must be True or False, got {causal!r}"):
+        attention(*qkv, causal=causal)
+
+
 def test_heads_must_divide(attention, qkv, device):
     q = torch.zeros(1, 3, 8, 16, device=device)
     with pytest.raises(ValueError, match="2 key/value heads do not divide 3 query heads"):
@@ -59,9 +91,11 @@ def test_head_width_out_of_range_is_named(attention, device, width):
         attention(x, x, x)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "scale", [0.0, -1.0, float("nan"), float("inf"), "x", True, 1j, [1.0], torch.tensor(0.5)], ids=repr
+)
 def test_scale_must_be_positive(attention, qkv, scale):
-    with pytest.raises(ValueError, match="scale must be a positive number"):
+    with pytest.raises(ValueError, match=re.escape(f"scale must be a positive number, got {scale!r}")):
         attention(*qkv, scale=scale)
 
 
@@ -128,7 +162,7 @@ def test_refusals_name_what_is_missing():
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["reference", "tiled"])
+@pytest.mark.parametrize("name", OURS)
 def test_autocast_casts_mixed_inputs_and_returns_gradients_in_their_dtypes(name, low, device):
     attention = load_attention(get_attention(name))
     q, k, v = (x.requires_grad_() for x in make_inputs(queries=8, keys=8, width=16, device=device)[:3])

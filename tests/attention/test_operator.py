@@ -28,9 +28,10 @@ def small(device, **options):
     return make_inputs(queries=9, keys=12, width=16, heads=(1, 2, 1), device=device, **options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["dense", "heads-inside"])
-def test_opcheck(device, layout):
-    q, k, v, d_out, d_lse = small(device, layout=layout)
+def test_opcheck(device, layout, dtype):
+    q, k, v, d_out, d_lse = small(device, layout=layout, dtype=dtype)
     rule = (True, None, 0.25, 3, False)
     arguments = tuple(x.detach().requires_grad_() for x in (q, k, v))
     torch.library.opcheck(flash_attention_forward, (*arguments, *rule))
@@ -70,16 +71,51 @@ def test_double_backward_is_refused(name, device):
 
 
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast(device, low):
-    if low == torch.bfloat16 and device.type == "cpu":
-        pytest.skip("Triton's interpreter does not multiply bfloat16")
+@pytest.mark.parametrize("function", [triton, tiled], ids=["triton", "tiled"])
+def test_autocast(function, device, low):
     q, k, v = (x.detach().requires_grad_() for x in small(device)[:3])
+    leaves = q, k, v.detach().to(low).requires_grad_()
     with torch.autocast(device.type, dtype=low):
-        out, lse = triton(q, k, v.detach().to(low).requires_grad_(), causal=True, return_lse=True)
+        out, lse = function(*leaves, causal=True, return_lse=True)
+        grads = torch.autograd.grad(out.sum() + lse.sum(), leaves)
     assert out.dtype == low and lse.dtype == torch.float32
-    out.sum().backward()
-    assert q.grad.dtype == k.grad.dtype == torch.float32
-    assert torch.equal(out, triton(q.to(low), k.to(low), v.to(low), causal=True))
+    assert grads[0].dtype == grads[1].dtype == torch.float32
+    # The same as with inputs that the caller cast, to the bit: sums stay in float32.
+    cast = [x.detach().to(low).requires_grad_() for x in leaves]
+    expected, expected_lse = function(*cast, causal=True, return_lse=True)
+    wanted = torch.autograd.grad(expected.sum() + expected_lse.sum(), cast)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    assert all(torch.equal(one, another.to(one.dtype)) for one, another in zip(grads, wanted, strict=True))
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mixed", [False, True], ids=["single", "mixed"])
+@pytest.mark.parametrize("backward_inside", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])
+def test_autocast_of_the_autograd_function(function, backward_inside, mixed, low, device):
+    q, k, v = (x[:, 0].detach() for x in small(device)[:3])
+    leaves = [x.requires_grad_() for x in (q, k.to(low) if mixed else k, v)]
+    with torch.autocast(device.type, dtype=low):
+        out = function.apply(*leaves, True)
+    assert out.dtype == low
+    with torch.autocast(device.type, dtype=low, enabled=backward_inside):
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    cast = [x.detach().to(low).requires_grad_() for x in leaves]
+    expected = function.apply(*cast, True)
+    wanted = torch.autograd.grad(expected, cast, torch.ones_like(expected))
+    assert torch.equal(out, expected)
+    for leaf, one, another in zip(leaves, grads, wanted, strict=True):
+        assert one.dtype == leaf.dtype and torch.equal(one, another.to(leaf.dtype))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])
+def test_double_backward_is_refused_under_autocast(function, device):
+    q, k, v = (x[:, 0].detach().requires_grad_() for x in small(device)[:3])
+    with torch.autocast(device.type, dtype=torch.float16):
+        out = function.apply(q, k, v)
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="has no double backward"):
+        torch.autograd.grad(dq.square().sum() + k.square().sum(), k)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -1,6 +1,7 @@
 """Out-of-memory errors are read, memory is released, peaks belong to their phases."""
 
 import gc
+import traceback
 import weakref
 
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.measure.memory import (
     release_cell,
     size_text,
 )
+from trainstep.parallel.launch import RankFailure
 
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which "
@@ -52,6 +54,117 @@ def test_the_hosts_memory_is_named():
     assert describe_out_of_memory(error) == (
         "out of memory of the host: asked for 3221225472 bytes (3.00 GiB), free: 1073741824 bytes (1.00 GiB)"
     )
+
+
+def raised(*errors, context=False):
+    """The last of `errors`, each raised from the one before, or only while that one is handled."""
+    before = None
+    for error in errors:
+        try:
+            if before is None:
+                raise error
+            try:
+                raise before
+            except BaseException:
+                if context:
+                    raise error  # noqa: B904
+                raise error from before
+        except BaseException as caught:
+            before = caught
+    return before
+
+
+OUT = torch.OutOfMemoryError(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OUT,
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("NCCL error, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"
+        ),
+        RuntimeError("unable to mmap 400 bytes from file </torch_1>: Cannot allocate memory (12)"),
+        RuntimeError("rank 3 failed in f: torch.OutOfMemoryError: Tried to allocate 2.00 GiB"),
+        RuntimeError("rank 3 failed in f: MemoryError"),
+        RuntimeError("backend='inductor' raised:\nOutOfMemoryError: no room"),
+        raised(OUT, RuntimeError("the step failed")),
+        raised(MemoryError(), ValueError("one"), RuntimeError("two")),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {error}"[:50],
+)
+def test_running_out_of_memory(error):
+    assert is_out_of_memory(error)
+    assert describe_out_of_memory(error).startswith("out of memory")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("CUDA out of memory"),
+        RuntimeError("OutOfMemoryError flag is bad"),
+        RuntimeError("FooMemoryErrorHandler: missing"),
+        RuntimeError("no FooMemoryError: here"),
+        RuntimeError("out of resource: shared memory, Required: 300000, Hardware limit: 232448"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        OSError(28, "No space left on device"),
+        raised(OUT, ValueError("while the other was handled"), context=True),
+        raised(ValueError("bad"), RuntimeError("worse")),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {error}"[:50],
+)
+def test_other_errors(error):
+    assert not is_out_of_memory(error)
+
+
+def failing_rank(error):
+    """What the launcher raises for a rank that raised `error`."""
+    lines = traceback.format_exception(error)
+    return RankFailure("job", 1, f"{type(error).__name__}: {error}", "".join(lines))
+
+
+def test_the_traceback_of_a_rank():
+    assert is_out_of_memory(failing_rank(OUT))
+    assert is_out_of_memory(failing_rank(raised(OUT, ValueError("compiling"))))
+    assert not is_out_of_memory(failing_rank(raised(OUT, ValueError("bad shape"), context=True)))
+    try:
+        with pytest.raises(torch.OutOfMemoryError): raise ValueError("MemoryError flag")  # noqa: E701  # fmt: skip
+    except ValueError as error:
+        failure = failing_rank(error)
+    assert "torch.OutOfMemoryError)" in str(failure) and not is_out_of_memory(failure)
+
+
+def test_an_error_raised_from_none_stands_alone():
+    try:
+        try:
+            raise OUT
+        except torch.OutOfMemoryError:
+            raise ValueError("bad shape") from None
+    except ValueError as error:
+        assert error.__context__ is OUT and not is_out_of_memory(error)
+
+
+def test_a_chain_that_ends_in_itself():
+    error = RuntimeError("a")
+    error.__cause__ = error
+    assert not is_out_of_memory(error)
+
+
+def test_amounts_are_read_from_the_error_inside():
+    outer = raised(OUT, ValueError("compiling"), RuntimeError("failed: CUDA out of memory"))
+    assert read_out_of_memory(outer) == read_out_of_memory(OUT)
+    assert describe_out_of_memory(outer) == describe_out_of_memory(OUT)
+    host = HostMemoryError(3 * 2**30, 2**30)
+    assert describe_out_of_memory(raised(host, RuntimeError("x"))) == describe_out_of_memory(host)
 
 
 def write(root, **files):

@@ -11,7 +11,7 @@ from benchmarks.measure.error_budget import OUTPUT_FACTOR, budget, compare
 from trainstep.kernels.adamw import function, reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-LOW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter knows float16
+LOW = torch.bfloat16
 HYPER = {"lr": 3e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -107,6 +107,7 @@ def report(kernel, built):
 for_hopper()
 function.adamw_kernel = CompileOnly(function.adamw_kernel, report)
 function.os.environ["TRITON_INTERPRET"] = "1"  # past the check of the device
+function._would_cut = lambda copy: False
 p, g = torch.zeros(10_000), torch.zeros(10_000, dtype=torch.bfloat16)
 hyper = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 function.adamw_(p, g, p.clone(), p.clone(), torch.ones(()), g.clone(), **hyper)

@@ -1,5 +1,9 @@
 """The weighted-sum kernel against its formula, forward and backward."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -9,7 +13,7 @@ from trainstep.kernels.weighted_sum.function import weighted_sum, weighted_sum_b
 from trainstep.kernels.weighted_sum.reference import weighted_sum as reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def run(function, x, weight, g):
@@ -77,6 +81,45 @@ def test_outputs_do_not_depend_on_what_memory_held():
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(one, other) for one, other in zip(clean, poisoned, strict=True))
+
+
+# A wrapped 32-bit offset reads outside the allocation and may kill the process: hence a process of its own.
+_FAR_APART = """
+import sys
+import torch
+from trainstep.kernels.weighted_sum.function import weighted_sum
+
+base = torch.empty(2**31 + 2**29, dtype=torch.float16, device=sys.argv[1])  # on a CPU only pages in use exist
+torch.manual_seed(0)
+
+def check(shape, strides, weight_stride, g_stride):
+    far = [(shape, strides, 0), (shape[1:], (weight_stride,), 128), (shape[:1], (g_stride,), 256)]
+    x, weight, g = (base.as_strided(*where).copy_(torch.randn(where[0])) for where in far)
+    results = []
+    for prepare in (lambda t: t, lambda t: t.clone(memory_format=torch.contiguous_format)):
+        leaves = [prepare(t).detach().requires_grad_() for t in (x, weight)]
+        y = weighted_sum(*leaves)
+        results.append((y, *torch.autograd.grad(y, leaves, prepare(g))))
+    assert all(torch.equal(far, near) for far, near in zip(*results)), (shape, strides)
+
+check((4, 18), (1, 2**27), 1, 1)
+check((4, 3), (1, 2**30), 1, 1)
+check((4, 3), (3, 1), 2**30, 1)
+check((3, 4), (2**30, 1), 1, 2**30)
+print("equal")
+"""
+
+
+def test_offsets_past_two_to_the_31_elements():
+    done = subprocess.run(
+        [sys.executable, "-c", _FAR_APART, DEVICE.type],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert "equal" in done.stdout
 
 
 def test_opcheck():

@@ -1,6 +1,7 @@
 """Every checkpointing policy computes what plain blocks compute, bit for bit, and keeps what it promises."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -82,6 +83,68 @@ def test_linear_and_dropout_draw_the_same_mask(policy):
 
     for plain, again in zip(run("none"), run(policy), strict=True):
         assert torch.equal(plain, again)
+
+
+class Drawing(nn.Module):
+    """Multiplies by random numbers of one source; `after` draws once more outside of the blocks."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.source = source
+        if source == "generator":
+            self.own = torch.Generator().manual_seed(3)
+
+    def draw(self):
+        if self.source == "generator":
+            return torch.rand(4, generator=self.own)
+        return torch.tensor([random.random() for _ in range(4)])
+
+    def forward(self, x):
+        return (x * self.weight * self.draw()).sin()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("source", ["generator", "random"])
+def test_other_random_numbers_are_drawn_again_too(policy, source):
+    def run(policy):
+        random.seed(5)
+        blocks = nn.ModuleList(Drawing(source) for _ in range(5))
+        y = checkpointing.run(blocks, torch.ones(4), policy=policy)
+        between = blocks[0].draw()  # after the blocks, before the backward pass: its state stays in order
+        (y * between).sum().backward()
+        return [y, *(block.weight.grad for block in blocks), *(block.draw() for block in blocks)]
+
+    for plain, again in zip(run("none"), run(policy), strict=True):
+        assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("policy", ["every-block", "groups-2", "recursive"])
+def test_a_graph_that_is_kept_is_recomputed_alike(policy):
+    blocks = nn.ModuleList(Drawing("generator") for _ in range(3))
+    y = checkpointing.run(blocks, torch.ones(4), policy=policy).sum()
+    once, again = (torch.autograd.grad(y, list(blocks.parameters()), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["every-block", "selective"])
+def test_the_state_survives_a_block_that_fails_when_it_is_recomputed(policy):
+    class Failing(Drawing):
+        runs = 0
+
+        def draw(self):
+            self.runs += 1
+            numbers = super().draw() * random.random()
+            if self.runs == 2:
+                raise KeyError("stop")
+            return numbers
+
+    block = Failing("generator")
+    y = checkpointing.run([block], torch.ones(4), policy=policy)
+    own, state = block.own.get_state(), random.getstate()
+    with pytest.raises(KeyError):
+        y.sum().backward()
+    assert torch.equal(block.own.get_state(), own) and random.getstate() == state
 
 
 @pytest.mark.parametrize("policy", ["none", *POLICIES])

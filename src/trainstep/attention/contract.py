@@ -6,10 +6,13 @@
 """
 
 import math
+import numbers
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from trainstep.attention.masks import Mask
 
@@ -106,15 +109,21 @@ def prepare(
         )
     if alignment not in ALIGNMENTS:
         raise ValueError(f"unknown alignment {alignment!r}; known: {', '.join(ALIGNMENTS)}")
+    if causal not in (False, True):
+        raise ValueError(f"causal must be True or False, got {causal!r}")
     if window is not None:
         if not causal:
             raise ValueError("a window needs causal=True")
+        if isinstance(window, bool) or not isinstance(window, numbers.Integral):
+            raise ValueError(f"window must be a whole number, got {window!r}")
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
+        # From here on it hides nothing, and larger ones would pass the kernels' 31 bits.
+        window = min(int(window), queries + keys)
     if scale is None:
         scale = 1.0 / math.sqrt(width)
-    elif not (scale > 0.0 and math.isfinite(scale)):
-        raise ValueError(f"scale must be a positive number, got {scale}")
+    elif isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not 0.0 < scale < math.inf:
+        raise ValueError(f"scale must be a positive number, got {scale!r}")
     offset = keys - queries if causal and alignment == "bottom-right" else 0
     return Problem(q, k, v, bool(causal), window, float(scale), offset, headless)
 
@@ -130,6 +139,31 @@ def finish(
         return out
     assert lse is not None
     return out, lse
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """For products of float32 that autocast would take in 16 bits; also on the meta device, which has no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether x carries a forward-mode tangent. Torch cannot tell under vmap: then inside any forward-mode level."""
+    try:
+        return forward_ad.unpack_dual(x).tangent is not None
+    except RuntimeError:
+        return True
+
+
+def refuse_forward_mode(problem: Problem, name: str) -> None:
+    """For implementations that are custom operators: torch would take their missing tangents for zeros.
+
+    Raises:
+        NotImplementedError: an input carries a forward-mode tangent.
+    """
+    if any(_has_tangent(x) for x in problem[:3]):
+        raise NotImplementedError(
+            f"{name} attention has no forward-mode derivative; the reference implementation has"
+        )
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -148,12 +182,11 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 
 def refuse_second_derivative(
-    name: str, grads: tuple[Tensor, Tensor, Tensor], inputs: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
+    name: str, grads: tuple[Tensor, ...], inputs: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
     """First derivatives that raise when they are differentiated, for use inside a backward pass.
 
-    torch's `once_differentiable` raises only when the upstream gradient requires a gradient, and otherwise
-    returns
+    torch's `once_differentiable` raises only when the upstream gradient requires a gradient, and otherwise returns
     constants: a gradient penalty would silently lose its derivative.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainstep.attention.contract import finish, prepare, refuse_second_derivative
+from trainstep.attention.contract import finish, prepare, refuse_second_derivative, without_autocast
 from trainstep.attention.masks import Mask
 
 TILE = 64
@@ -116,40 +116,80 @@ def backward(
     return dq.flatten(1, 2).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
+def _map_over_batch(
+    function: type[torch.autograd.Function], info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """`torch.func.vmap` of a function of tensors [B, ...] and of the rule: the mapped axis becomes part of the batch."""
+    *tensors, mask, scale, tile = arguments
+
+    def fold(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None:
+            return None
+        x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        return x.flatten(0, 1)
+
+    folded = [fold(x, dim) for x, dim in zip(tensors, in_dims, strict=False)]
+    results = function.apply(*folded, mask, scale, tile)
+    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0,) * len(results)
+
+
 class _Tiled(torch.autograd.Function):
     """The whole contract. Saves q, k, v, out and lse; scores are computed again in the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Mask,
-        scale: float,
-        tile: int,
+        q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int
     ) -> tuple[Tensor, Tensor]:
-        ctx.rule = (mask, scale, tile)
-        out, lse = forward(q, k, v, *ctx.rule)
-        ctx.save_for_backward(q, k, v, out, lse)
+        with without_autocast(q.device):
+            return forward(q, k, v, mask, scale, tile)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, *ctx.rule = inputs
+        ctx.save_for_backward(q, k, v, *output)
         ctx.set_materialize_grads(False)
-        return out, lse
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         if d_out is None:
             d_out = torch.zeros_like(out)
-        with torch.no_grad():
-            grads = backward(q, k, v, out, lse, d_out, d_lse, *ctx.rule)
-        grads = refuse_second_derivative("tiled", grads, (q, k, v, d_out, d_lse))
-        return (*grads, None, None, None)
+        return (*_TiledBackward.apply(q, k, v, out, lse, d_out, d_lse, *ctx.rule), None, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _map_over_batch(_Tiled, info, in_dims, arguments)
+
+
+class _TiledBackward(torch.autograd.Function):
+    """The backward pass as a function of its own, which `torch.func` can map and nobody can differentiate."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None,
+        mask: Mask, scale: float, tile: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        with without_autocast(q.device):
+            return backward(q, k, v, out, lse, d_out, d_lse, mask, scale, tile)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError("tiled attention has no double backward; the reference implementation has")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _map_over_batch(_TiledBackward, info, in_dims, arguments)
 
 
 class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
-    The smallest form of the algorithm: one head, scale 1/sqrt(H), bottom-right causal mask.
+    The smallest form of the algorithm: one head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k
+    and v are saved as they came, and cast again in the backward pass.
     """
 
     @staticmethod
@@ -166,17 +206,19 @@ class FlashAttention2(torch.autograd.Function):
             dtypes=_DTYPES,
         )
         ctx.rule = (problem.mask, problem.scale, TILE)
-        out, lse = forward(problem.q, problem.k, problem.v, *ctx.rule)
+        with without_autocast(q.device):
+            out, lse = forward(problem.q, problem.k, problem.v, *ctx.rule)
         ctx.save_for_backward(q, k, v, out.squeeze(1), lse.squeeze(1))
         return out.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = (x.unsqueeze(1) for x in ctx.saved_tensors)
-        with torch.no_grad():
-            grads = backward(q, k, v, out, lse, d_out.unsqueeze(1), None, *ctx.rule)
-        grads = refuse_second_derivative("tiled", grads, (q, k, v, d_out))
-        return (*(x.squeeze(1) for x in grads), None)
+        inputs, (out, lse) = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        with torch.no_grad(), without_autocast(out.device):
+            q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
+            grads = backward(q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, *ctx.rule)
+            first = tuple(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True))
+        return (*refuse_second_derivative("tiled", first, (*inputs, d_out)), None)
 
 
 def attention(

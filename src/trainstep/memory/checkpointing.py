@@ -4,19 +4,28 @@ One function, `run`, and six ways to spend: keep everything, recompute by block 
 et al. 2016, "Training Deep Nets with Sublinear Memory Cost", sections 4.1 and 4.4), keep only the results of
 matrix products and attention, or keep everything in the host's memory. All of them do the same arithmetic in
 the same order, so losses and gradients are bit-equal to running the blocks plainly, also with dropout: a
-segment is recomputed under the random state that it started from, and the state is put back afterwards.
+segment is recomputed under the random state that it started from, and the state is put back afterwards. That is
+the state of torch's default generators, of Python's `random`, and of generators that blocks hold as attributes; a
+block that draws from another source (NumPy, a generator in a closure) gets a wrong gradient. Compiled, a block may
+draw from torch's default generators only.
 Segments are not reentrant: they need no input that requires gradients, and gradient hooks fire once.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from trainstep.memory.offload import offload_to_host
 from trainstep.memory.policy import parse_policy
+from trainstep.memory.random_state import Contexts, contexts
 
 Block = Callable[..., torch.Tensor]
 
@@ -59,7 +68,7 @@ def run(blocks: Sequence[Block], x: torch.Tensor, *args: Any, policy: str = "non
         return _recursive(blocks, x, *args)
     if parsed.kind == "selective":
         for block in blocks:
-            x = checkpoint(block, x, *args, use_reentrant=False, context_fn=_keep_products)
+            x = _checkpoint(_plain, (block,), x, *args, keep_products=True)
         return x
     assert parsed.kind == "offload"
     with offload_to_host(_parameters(blocks)):
@@ -73,7 +82,19 @@ def _plain(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tens
 
 
 def _segment(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tensor:
-    return checkpoint(_plain, blocks, x, *args, use_reentrant=False)
+    return _checkpoint(_plain, blocks, x, *args)
+
+
+def _checkpoint(
+    function: Block, blocks: tuple[Block, ...], x: torch.Tensor, *args: Any, keep_products: bool = False
+) -> torch.Tensor:
+    """`function(blocks, x, *args)` as one segment."""
+    if torch.compiler.is_compiling():  # the compiler knows no contexts of our own
+        if keep_products:
+            return checkpoint(function, blocks, x, *args, use_reentrant=False, context_fn=_keep_products)
+        return checkpoint(function, blocks, x, *args, use_reentrant=False)
+    around = partial(contexts, blocks, _keep_products if keep_products else noop_context_fn)
+    return checkpoint(function, blocks, x, *args, use_reentrant=False, context_fn=around)
 
 
 def _recursive(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -87,7 +108,7 @@ def _recursive(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.
     if len(blocks) <= 1:
         return _plain(blocks, x, *args)
     middle = (len(blocks) + 1) // 2
-    x = checkpoint(_recursive, blocks[:middle], x, *args, use_reentrant=False)
+    x = _checkpoint(_recursive, blocks[:middle], x, *args)
     return _recursive(blocks[middle:], x, *args)
 
 
@@ -102,7 +123,7 @@ def _choose(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Checkp
     return CheckpointPolicy.MUST_SAVE if keeps(operator) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _keep_products() -> tuple[AbstractContextManager, AbstractContextManager]:
+def _keep_products() -> Contexts:
     return create_selective_checkpoint_contexts(_choose)
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from trainstep.attention.contract import Problem, finish, prepare
+from trainstep.attention.contract import Problem, finish, prepare, refuse_forward_mode
 
 CAPABILITY = (9, 0)
 TRITON = ("3.6.0",)
@@ -121,10 +121,12 @@ def attention(
 
     Raises:
         ValueError: a call outside the contract, or one that `refusal` names.
+        NotImplementedError: forward-mode differentiation.
     """
     problem = prepare(
         q, k, v, causal=causal, window=window, scale=scale, alignment=alignment, name="hopper", dtypes=_DTYPES
     )
+    refuse_forward_mode(problem, "hopper")
     reason = refusal(problem)
     if reason is not None:
         raise ValueError(reason)

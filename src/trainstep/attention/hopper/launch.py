@@ -129,6 +129,8 @@ def statistics_kernel(
 ):  # fmt: skip
     """delta = rowsum(O * dO) - dlse and the log-sum-exp in base 2, both [B * N, padded] float32.
 
+    dO is read through three strides: what `_loadable` gives has its columns side by side.
+
     A row without keys and a row past the end get lse2 = +inf, which makes every P of theirs 0. On the way the
     counters of the backward kernel become 0: a number a program and one more.
     """
@@ -142,7 +144,7 @@ def statistics_kernel(
     )  # [ROWS, H]
     d_out = tl.load(
         d_out_ptr + instance // heads * d_out_strides[0] + instance % heads * d_out_strides[1]
-        + row[:, None].to(tl.int64) * d_out_strides[2] + column[None, :] * d_out_strides[3],
+        + row[:, None].to(tl.int64) * d_out_strides[2] + column[None, :],
         mask=exists[:, None], other=0.0,
     )  # [ROWS, H]  # fmt: skip
     tl.store(counters_ptr + tl.program_id(0), 0)

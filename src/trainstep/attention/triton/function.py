@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainstep.attention.contract import finish, prepare, refuse_second_derivative
+from trainstep.attention.contract import finish, prepare, refuse_forward_mode, refuse_second_derivative
 from trainstep.attention.triton import launch
 
 
@@ -85,7 +85,8 @@ flash_attention_backward.register_autograd(_refuse)
 class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
-    One head, scale 1/sqrt(H), bottom-right causal mask.
+    One head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k and v are saved as they came, and
+    cast again in the backward pass.
     """
 
     @staticmethod
@@ -105,11 +106,14 @@ class FlashAttention2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = (x.unsqueeze(1) for x in ctx.saved_tensors)
+        inputs, (out, lse) = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         with torch.no_grad():
-            grads = launch.backward(q, k, v, out, lse, d_out.unsqueeze(1), None, **ctx.rule)
-        grads = refuse_second_derivative("triton", grads, (q, k, v, d_out))
-        return (*(x.squeeze(1) for x in grads), None)
+            q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
+            grads = launch.backward(
+                q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, **ctx.rule
+            )
+            first = tuple(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True))
+        return (*refuse_second_derivative("triton", first, (*inputs, d_out)), None)
 
 
 def attention(
@@ -132,8 +136,10 @@ def attention(
     Raises:
         ValueError: a call outside the contract, tensors that are not on a CUDA device, or `tf32` with another
             dtype than float32.
+        NotImplementedError: forward-mode differentiation.
     """
     problem = prepare(q, k, v, causal=causal, window=window, scale=scale, alignment=alignment, name="triton")
+    refuse_forward_mode(problem, "triton")
     if tf32 and problem.q.dtype != torch.float32:
         raise ValueError(f"tf32 is a way to multiply float32, got {problem.q.dtype}")
     out, lse = flash_attention_forward(*problem[:7], tf32)

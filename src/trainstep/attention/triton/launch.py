@@ -32,6 +32,12 @@ def _check_device(q: Tensor) -> None:
         raise ValueError(f"triton attention needs CUDA tensors, got {q.device} without TRITON_INTERPRET=1")
 
 
+def _needs_widening(x: Tensor) -> bool:
+    """Triton 3.6's interpreter holds bfloat16 as bare bits: it multiplies these and cuts where a GPU rounds.
+    There the kernels get float32 instead."""
+    return x.dtype == torch.bfloat16 and tuning.interpreted()
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -49,6 +55,18 @@ def forward(
     `tile` overrides the tuned shape. `tf32` rounds float32 operands of matrix products to TF32.
     """
     _check_device(q)
+    if _needs_widening(q):
+        out, lse = forward(
+            q.float(),
+            k.float(),
+            v.float(),
+            causal=causal,
+            window=window,
+            scale=scale,
+            offset=offset,
+            tile=tile,
+        )
+        return out.to(q.dtype), lse
     batch, query_heads, queries, width = q.shape
     key_heads, keys = k.shape[1], k.shape[2]
     out = torch.empty_like(q)
@@ -86,6 +104,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients dq like q, dk like k, dv like v; `tile` overrides both passes' tuned shapes."""
     _check_device(q)
+    if _needs_widening(q):
+        dq, dk, dv = backward(
+            q.float(), k.float(), v.float(), out.float(), lse, d_out.float(), d_lse,
+            causal=causal, window=window, scale=scale, offset=offset, tile=tile,
+        )  # fmt: skip
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     batch, query_heads, queries, width = q.shape
     key_heads, keys = k.shape[1], k.shape[2]
     delta = torch.empty_like(lse)

@@ -62,14 +62,23 @@ def adamw_(
         return
     # The kernel writes behind autograd's back: a backward pass that still needs the old values must notice.
     torch.autograd.graph.increment_version(written)
+    written_copy = None if copy is None or _would_cut(copy) else copy
     blocks = triton.cdiv(master.numel(), _BLOCK)
     grid = min(blocks, programs or _fill(master.device))
     with torch.cuda.device_of(master):
         adamw_kernel[(grid,)](
-            master, gradient.contiguous(), mean, square, step, copy, master.numel(), triton.cdiv(blocks, grid),
-            lr, *map(_log, betas), 1.0 - lr * weight_decay, 1.0 - betas[0], betas[1], 1.0 - betas[1], eps,
-            HAS_COPY=copy is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+            master, gradient.contiguous(), mean, square, step, written_copy, master.numel(),
+            triton.cdiv(blocks, grid), lr, *map(_log, betas), 1.0 - lr * weight_decay, 1.0 - betas[0], betas[1],
+            1.0 - betas[1], eps, HAS_COPY=written_copy is not None, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
+    if copy is not None and written_copy is None:
+        with torch.no_grad():
+            copy.copy_(master)
+
+
+def _would_cut(copy: Tensor) -> bool:
+    """Triton's interpreter cuts to bfloat16 where a GPU rounds."""
+    return copy.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _log(beta: float) -> float:

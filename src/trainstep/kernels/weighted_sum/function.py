@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from trainstep.kernels.weighted_sum.triton import backward_kernel, forward_kernel
 
@@ -22,6 +23,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: shapes that do not fit, mixed or unknown dtypes, tensors that are not on one CUDA device.
+        NotImplementedError: forward-mode differentiation.
     """
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must be [D] for x [..., D], got {tuple(weight.shape)} for {tuple(x.shape)}")
@@ -37,7 +39,29 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(
             f"the Triton weighted sum needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1"
         )
+    if _has_tangent(x) or _has_tangent(weight):
+        # Of a custom operator torch takes the missing tangent for zeros.
+        raise NotImplementedError("the Triton weighted sum has no forward-mode derivative; the reference has")
     return weighted_sum_forward(x.reshape(-1, x.shape[-1]), weight).view(x.shape[:-1])
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether x carries a forward-mode tangent. Torch cannot tell under vmap: then inside any forward-mode level."""
+    try:
+        return forward_ad.unpack_dual(x).tangent is not None
+    except RuntimeError:
+        return True
+
+
+def _needs_widening(x: Tensor) -> bool:
+    """Triton's interpreter cuts to bfloat16 where a GPU rounds: there the kernels get float32 instead."""
+    return x.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _wide(x: Tensor, weight: Tensor) -> bool:
+    """Whether the offset of a column passes 31 bits, in x [R, D] or weight [D], tiles past the end included."""
+    last = x.shape[1] + _columns(x.shape[1])
+    return last * max(x.stride(1), weight.stride(0)) >= 2**31
 
 
 def _columns(width: int) -> int:
@@ -47,12 +71,14 @@ def _columns(width: int) -> int:
 @torch.library.custom_op("trainstep::weighted_sum_forward", mutates_args=())
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     """x [R, D], weight [D] -> y [R]."""
+    if _needs_widening(x):
+        return weighted_sum_forward(x.float(), weight.float()).to(x.dtype)
     rows, width = x.shape
     y = torch.empty(rows, dtype=x.dtype, device=x.device)
     with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
         forward_kernel[(triton.cdiv(rows, _ROWS),)](
             x, weight, y, rows, width, x.stride(0), x.stride(1), weight.stride(0),
-            ROWS=_ROWS, COLUMNS=_columns(width),
+            ROWS=_ROWS, COLUMNS=_columns(width), WIDE=_wide(x, weight),
         )  # fmt: skip
     return y
 
@@ -65,6 +91,9 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("trainstep::weighted_sum_backward", mutates_args=())
 def weighted_sum_backward(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """x [R, D], weight [D], g [R] -> dx [R, D], dw [D], in the inputs' dtype."""
+    if _needs_widening(x):
+        dx, dw = weighted_sum_backward(x.float(), weight.float(), g.float())
+        return dx.to(x.dtype), dw.to(weight.dtype)
     rows, width = x.shape
     programs = min(triton.cdiv(rows, _ROWS), _MOST_PROGRAMS)
     rows_a_program = triton.cdiv(triton.cdiv(rows, programs), _ROWS) * _ROWS
@@ -73,7 +102,8 @@ def weighted_sum_backward(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor,
     with torch.cuda.device_of(x):
         backward_kernel[(programs,)](
             x, weight, g, dx, partial, rows, width, rows_a_program,
-            x.stride(0), x.stride(1), weight.stride(0), g.stride(0), ROWS=_ROWS, COLUMNS=_columns(width),
+            x.stride(0), x.stride(1), weight.stride(0), g.stride(0),
+            ROWS=_ROWS, COLUMNS=_columns(width), WIDE=_wide(x, weight),
         )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 

@@ -103,10 +103,9 @@ def _profile_cell(
     config: Any, target: str, mode: str, dtype: str, device: str, top: int, out: Path, study: "Study"
 ) -> "Row":
     """Profile one step, print and keep what it says, or why there is nothing to say."""
-    import torch
 
     from benchmarks.commands.printing import print_frame
-    from benchmarks.measure.memory import describe_out_of_memory, release
+    from benchmarks.measure.memory import describe_out_of_memory, is_out_of_memory, release
     from benchmarks.measure.profile import unit_of
     from benchmarks.report.facts import facts_of
     from benchmarks.report.study_tables import answers_of, kernels
@@ -118,13 +117,14 @@ def _profile_cell(
     trace = out / f"{_slug(config, target, mode, dtype)}.trace.json.gz"
     try:
         row = study.add(case, _measure_cell(config, target, mode, dtype, device, trace))
-    except torch.OutOfMemoryError as error:
-        row = study.add(case, status="oom", reason=describe_out_of_memory(error))
     except NotImplementedError as error:
         row = study.add(case, status="skipped", reason=str(error) or "not implemented")
     except RuntimeError as error:
-        row = study.add(case, status="error", reason=one_line(error))
-        print(f"{title}: {type(error).__name__}: {error}", file=sys.stderr)
+        if is_out_of_memory(error):
+            row = study.add(case, status="oom", reason=describe_out_of_memory(error))
+        else:
+            row = study.add(case, status="error", reason=one_line(error))
+            print(f"{title}: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         release(device)
     if row.status == "ok":

@@ -204,7 +204,11 @@ def _history(
     except ValueError:
         return []
     found = _filed(commits, machine, damaged, asv=True)
-    return list({**found, after.commit: list(after.rows)}.items())
+    if not any(
+        row.dirty for row in after.rows
+    ):  # a work tree is no history: its commit keeps what is filed for it
+        found[after.commit] = list(after.rows)
+    return list(found.items())
 
 
 def _remeasure(before: "Sequence[Row]", after: "Sequence[Row]", rounds: "list[Round]") -> "Remeasure | None":

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.utils.checkpoint import checkpoint
 
 from tests.attention.problems import make_inputs, solve
 from trainstep.attention import get_attention, load_attention
@@ -106,6 +107,15 @@ def test_autocast_of_the_autograd_function(function, backward_inside, mixed, low
     assert torch.equal(out, expected)
     for leaf, one, another in zip(leaves, grads, wanted, strict=True):
         assert one.dtype == leaf.dtype and torch.equal(one, another.to(leaf.dtype))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])
+def test_the_autograd_function_under_a_checkpoint(function, device):
+    # torch lets a backward pass unpack what was saved once.
+    leaves = [x[:, 0].detach().requires_grad_() for x in small(device)[:3]]
+    plain = torch.autograd.grad(function.apply(*leaves, True).sum(), leaves)
+    out = checkpoint(lambda q, k, v: function.apply(q, k, v, True), *leaves, use_reentrant=False)
+    assert all(map(torch.equal, torch.autograd.grad(out.sum(), leaves), plain))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])

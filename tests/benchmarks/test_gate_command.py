@@ -133,6 +133,27 @@ def test_dirty_rows_are_of_no_commit(repository, capsys):
     assert run(capsys, commits[2], commits[3])[0] == 10
 
 
+@pytest.mark.parametrize(
+    ("before", "clean", "words"),
+    [
+        (2.0, 1.0, "since the work tree"),
+        (1.0, 1.0, "since the work tree"),
+        (1.0, 2.0, "since {first}..{last} (3 commits)"),
+    ],
+    ids=["best-is-head", "head-is-fast", "head-is-slow"],
+)
+def test_a_work_tree_leaves_its_commit_the_rows_it_has(repository, capsys, tmp_path, before, clean, words):
+    scratch, commits = repository
+    file_rows(scratch, commits[0], {ONE: before})
+    file_rows(scratch, commits[3], {ONE: clean})
+    writer = RunWriter.to_file(tmp_path / "tree.jsonl")
+    for each in side({ONE: 2.0}, commit=commits[3], machine="local", dirty=True):
+        writer.add(each)
+    writer.close()
+    status, out, _ = run(capsys, commits[0], str(tmp_path / "tree.jsonl"), remeasure=False)
+    assert status == 13 and words.format(first=commits[1][:10], last=commits[3][:10]) in out
+
+
 def test_files_and_directories(repository, capsys, tmp_path):
     scratch, commits = repository
     old = file_rows(scratch, commits[0], {ONE: 1.0, TWO: 1.0})

@@ -213,7 +213,7 @@ class FlashAttention2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (out, lse) = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        *inputs, out, lse = ctx.saved_tensors  # once: under checkpointing they are unpacked once
         with torch.no_grad(), without_autocast(out.device):
             q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
             grads = backward(q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, *ctx.rule)

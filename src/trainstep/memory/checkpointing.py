@@ -5,8 +5,8 @@ et al. 2016, "Training Deep Nets with Sublinear Memory Cost", sections 4.1 and 4
 matrix products and attention, or keep everything in the host's memory. All of them do the same arithmetic in
 the same order, so losses and gradients are bit-equal to running the blocks plainly, also with dropout: a
 segment is recomputed under the random state that it started from, and the state is put back afterwards. That is
-the state of torch's default generators, of Python's `random`, and of generators that blocks hold as attributes; a
-block that draws from another source (NumPy, a generator in a closure) gets a wrong gradient. Compiled, a block may
+the state of torch's default generators, of Python's `random`, and of generators that modules hold as attributes; a
+block that draws from another source (NumPy, a generator of what is no module) gets a wrong gradient. Compiled, a block may
 draw from torch's default generators only.
 Segments are not reentrant: they need no input that requires gradients, and gradient hooks fire once.
 """

@@ -2,7 +2,7 @@
 recomputed.
 
 `torch.utils.checkpoint` does so for its default generators. Here: Python's `random`, and every `torch.Generator` that
-is an attribute of a block or of a module inside it. Nobody restores NumPy's state nor generators kept elsewhere (in
+is an attribute of a block that is a module, or of a module inside it. Nobody restores NumPy's state nor generators kept elsewhere (in
 a list, a closure, a global variable).
 """
 

@@ -106,7 +106,7 @@ class FlashAttention2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (out, lse) = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        *inputs, out, lse = ctx.saved_tensors  # once: under checkpointing they are unpacked once
         with torch.no_grad():
             q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
             grads = launch.backward(

@@ -41,9 +41,10 @@ def gate(
     """Exit status 0 nothing wrong, 10 nothing collected, 11 failed, 12 missing, 13 regressed, 14 not
     comparable.
 
-    The lowest that applies; 2 for usage errors. A damaged file on a side is not comparable with anything. An alarm is measured again only where this machine is the one
-    that the rows are from; elsewhere the rows decide and the table says so. What was measured again is kept beside
-    the other results, for the page; where it cannot be, the answer is the same.
+    The lowest that applies; 2 for usage errors. A damaged file on a side is not comparable with anything. An alarm
+    is measured again only where this machine is the one that the rows are from; elsewhere the rows decide and the
+    table says so. What was measured again is kept beside the other results, for the page; where it cannot be, the
+    answer is the same.
     """
     from benchmarks.cases import every_case
     from benchmarks.gate import Finding, compare, exit_status

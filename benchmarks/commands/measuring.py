@@ -284,20 +284,8 @@ def measure_cases(
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the first rank prints for all
         if refusal := agreed(refusal, device):
             raise ValueError(refusal)
-        template = Row(
-            case="",
-            version=1,
-            suite="run",
-            run=name,
-            machine=machine or "local",
-            commit=facts.commit,
-            dirty=facts.dirty,
-            source_sha256=facts.source_sha256,
-            ruler_sha256=facts.ruler_sha256,
-            started_at="",
-            status="ok",
-            env=environment(device) | {"warmup": policy.warmup, "inner": policy.inner},
-        )
+        env = environment(device) | {"warmup": policy.warmup, "inner": policy.inner}
+        template = facts.template(suite="run", run=name, machine=machine or "local", env=env)
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

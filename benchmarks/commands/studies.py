@@ -29,20 +29,8 @@ class Study:
         facts = provenance(ROOT)
         run = f"{name}-{device}-{_now().strftime('%Y%m%dT%H%M%S')}"
         self._writer = RunWriter(directory, run)
-        self._template = Row(
-            case="",
-            version=1,
-            suite=STUDY,
-            run=run,
-            machine="local",
-            commit=facts.commit,
-            dirty=facts.dirty,
-            source_sha256=facts.source_sha256,
-            ruler_sha256=facts.ruler_sha256,
-            started_at="",
-            status="ok",
-            env=environment(device) | {"world_size": 1},
-        )
+        env = environment(device) | {"world_size": 1}
+        self._template = facts.template(suite=STUDY, run=run, machine="local", env=env)
         self.path = self._writer.path
         self.close = self._writer.close
 

@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from benchmarks.measure.record import Row
+
 SOURCE, RULER = "src", "benchmarks"
 # Left out of the hashes: what tools leave in a checkout, and git ignores.
 _IGNORED_PARTS = {"__pycache__", "build", "dist"}
@@ -119,6 +121,23 @@ class Provenance:
     dirty: bool
     source_sha256: str
     ruler_sha256: str
+
+    def template(self, *, suite: str, run: str, machine: str, env: dict[str, Any]) -> Row:
+        """What all rows of a run have in common; each replaces the rest."""
+        return Row(
+            case="",
+            version=1,
+            suite=suite,
+            run=run,
+            machine=machine,
+            commit=self.commit,
+            dirty=self.dirty,
+            source_sha256=self.source_sha256,
+            ruler_sha256=self.ruler_sha256,
+            started_at="",
+            status="ok",
+            env=env,
+        )
 
 
 def provenance(root: Path, *, source: Path | None = None, commit: str | None = None) -> Provenance:

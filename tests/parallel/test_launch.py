@@ -154,6 +154,7 @@ def test_a_rank_computes_with_one_thread(ranks, device):
 
 SCRIPT = """
 import os, sys, time
+from tests.parallel.test_launch import cell
 from trainstep.parallel.launch import RankFailure, Ranks, launch
 
 def rank():
@@ -170,20 +171,6 @@ def hang(path):
     with open(path + str(dist.get_rank()), "w") as file:
         file.write(str(os.getpid()))
     time.sleep(1000)
-
-def cell(kind):
-    import torch
-    import torch.distributed as dist
-    value = torch.ones(())
-    if dist.get_rank() == 1:
-        if kind == "raise":
-            raise ValueError("batch ran out")
-        if kind == "exit":
-            os._exit(1)
-        if kind == "skip":
-            return "rank 1 is done"
-    dist.all_reduce(value)
-    return value.item()
 
 if __name__ == "__main__":
     if sys.argv[1] == "run":

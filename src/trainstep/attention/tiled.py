@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainstep.attention.contract import finish, prepare, refuse_second_derivative, without_autocast
+from trainstep.attention.contract import finish, prepare, without_autocast
 from trainstep.attention.masks import Mask
 
 TILE = 64
@@ -214,11 +214,11 @@ class FlashAttention2(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, lse = ctx.saved_tensors  # once: under checkpointing they are unpacked once
-        with torch.no_grad(), without_autocast(out.device):
-            q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
-            grads = backward(q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, *ctx.rule)
-            first = tuple(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True))
-        return (*refuse_second_derivative("tiled", first, (*inputs, d_out)), None)
+        q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
+        grads = _TiledBackward.apply(
+            q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, *ctx.rule
+        )
+        return (*(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True)), None)
 
 
 def attention(

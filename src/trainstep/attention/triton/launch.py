@@ -14,6 +14,7 @@ from trainstep.attention.triton import tuning
 from trainstep.attention.triton.forward import forward_kernel
 from trainstep.attention.triton.primitives import LOG2_E
 from trainstep.attention.triton.tuning import Tile
+from trainstep.interpreter import holds_bare_bits, interpreted
 
 _LARGEST_GRID = 2**31 - 1  # axis x; all programs are on it, because y and z end at 65,535
 
@@ -28,14 +29,8 @@ def _grid(batch: int, heads: int, rows: int, rows_a_tile: int) -> tuple[int]:
 
 
 def _check_device(q: Tensor) -> None:
-    if q.device.type != "cuda" and not tuning.interpreted():
+    if q.device.type != "cuda" and not interpreted():
         raise ValueError(f"triton attention needs CUDA tensors, got {q.device} without TRITON_INTERPRET=1")
-
-
-def _needs_widening(x: Tensor) -> bool:
-    """Triton 3.6's interpreter holds bfloat16 as bare bits: it multiplies these and cuts where a GPU rounds.
-    There the kernels get float32 instead."""
-    return x.dtype == torch.bfloat16 and tuning.interpreted()
 
 
 def forward(
@@ -55,7 +50,7 @@ def forward(
     `tile` overrides the tuned shape. `tf32` rounds float32 operands of matrix products to TF32.
     """
     _check_device(q)
-    if _needs_widening(q):
+    if holds_bare_bits(q):
         out, lse = forward(
             q.float(),
             k.float(),
@@ -104,7 +99,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients dq like q, dk like k, dv like v; `tile` overrides both passes' tuned shapes."""
     _check_device(q)
-    if _needs_widening(q):
+    if holds_bare_bits(q):
         dq, dk, dv = backward(
             q.float(), k.float(), v.float(), out.float(), lse, d_out.float(), d_lse,
             causal=causal, window=window, scale=scale, offset=offset, tile=tile,

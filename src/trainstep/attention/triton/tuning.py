@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from trainstep.interpreter import interpreted
+
 # For one kernel; the first use of a shape meets three, and the compiler takes up to 4.5 s for a tile of float32. 12 s took 27 in all.
 SEARCH_SECONDS = 2.5
 
@@ -126,11 +128,6 @@ def cache_file() -> Path:
 def padded_width(width: int) -> int:
     """Columns of a tile that holds a head of this width: the next power of two, at least 16."""
     return max(16, 1 << (width - 1).bit_length())
-
-
-def interpreted() -> bool:
-    """True when this process runs Triton kernels in the interpreter."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def kind_of(dtype: torch.dtype, tf32: bool) -> str:

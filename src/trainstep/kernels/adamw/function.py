@@ -1,12 +1,12 @@
 """Checks and the launch of the AdamW kernel."""
 
 import math
-import os
 
 import torch
 import triton
 from torch import Tensor
 
+from trainstep.interpreter import holds_bare_bits, interpreted
 from trainstep.kernels.adamw.triton import adamw_kernel
 
 # Sixteen elements a thread and as many threads as a multiprocessor's registers allow: loads in flight hide latency
@@ -54,7 +54,7 @@ def adamw_(
     written = [master, mean, square, *([] if copy is None else [copy])]
     if len({tensor.device for tensor in (*written, gradient, step)}) != 1:
         raise ValueError("all tensors must be on one device")
-    if master.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if master.device.type != "cuda" and not interpreted():
         raise ValueError(
             f"the Triton AdamW needs CUDA tensors, got {master.device} without TRITON_INTERPRET=1"
         )
@@ -62,7 +62,7 @@ def adamw_(
         return
     # The kernel writes behind autograd's back: a backward pass that still needs the old values must notice.
     torch.autograd.graph.increment_version(written)
-    written_copy = None if copy is None or _would_cut(copy) else copy
+    written_copy = None if copy is None or holds_bare_bits(copy) else copy
     blocks = triton.cdiv(master.numel(), _BLOCK)
     grid = min(blocks, programs or _fill(master.device))
     with torch.cuda.device_of(master):
@@ -74,11 +74,6 @@ def adamw_(
     if copy is not None and written_copy is None:
         with torch.no_grad():
             copy.copy_(master)
-
-
-def _would_cut(copy: Tensor) -> bool:
-    """Triton's interpreter cuts to bfloat16 where a GPU rounds."""
-    return copy.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _log(beta: float) -> float:

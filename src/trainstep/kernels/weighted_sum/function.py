@@ -1,6 +1,5 @@
 """The weighted sum as an operator that autograd and torch.compile know: checks, launches, derivatives."""
 
-import os
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ import triton
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from trainstep.interpreter import holds_bare_bits, interpreted
 from trainstep.kernels.weighted_sum.triton import backward_kernel, forward_kernel
 
 _ROWS = 16
@@ -35,7 +35,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
         )
     if x.device != weight.device:
         raise ValueError(f"x and weight must be on one device, got {x.device} and {weight.device}")
-    if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if x.device.type != "cuda" and not interpreted():
         raise ValueError(
             f"the Triton weighted sum needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1"
         )
@@ -53,11 +53,6 @@ def _has_tangent(x: Tensor) -> bool:
         return True
 
 
-def _needs_widening(x: Tensor) -> bool:
-    """Triton's interpreter cuts to bfloat16 where a GPU rounds: there the kernels get float32 instead."""
-    return x.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def _wide(x: Tensor, weight: Tensor) -> bool:
     """Whether the offset of a column passes 31 bits, in x [R, D] or weight [D], tiles past the end included."""
     last = x.shape[1] + _columns(x.shape[1])
@@ -71,7 +66,7 @@ def _columns(width: int) -> int:
 @torch.library.custom_op("trainstep::weighted_sum_forward", mutates_args=())
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     """x [R, D], weight [D] -> y [R]."""
-    if _needs_widening(x):
+    if holds_bare_bits(x):
         return weighted_sum_forward(x.float(), weight.float()).to(x.dtype)
     rows, width = x.shape
     y = torch.empty(rows, dtype=x.dtype, device=x.device)
@@ -91,7 +86,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("trainstep::weighted_sum_backward", mutates_args=())
 def weighted_sum_backward(x: Tensor, weight: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """x [R, D], weight [D], g [R] -> dx [R, D], dw [D], in the inputs' dtype."""
-    if _needs_widening(x):
+    if holds_bare_bits(x):
         dx, dw = weighted_sum_backward(x.float(), weight.float(), g.float())
         return dx.to(x.dtype), dw.to(weight.dtype)
     rows, width = x.shape

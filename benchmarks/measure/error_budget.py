@@ -61,6 +61,12 @@ def attention_terms(
 ) -> tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]:
     """For attention's output and gradients the sum of the absolute values of the terms that each adds up.
 
+    The scores are sums as well, and their rounding reaches every result through P = exp(S - L): an error of S_ij is
+    the same relative error of P_ij. In float32 with few queries it is most of the error, and it hangs on the order in
+    which a library adds up H products, so that plain PyTorch's own error can be several times smaller than that of
+    one sum after another. So P counts with 1 + e_ij + sum_j P_ij e_ij, where e_ij = scale * sqrt(sum_h (q_ih k_jh)^2):
+    rounding errors add up like a random walk (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
+
     Args:
         q, d_out: [B, N, S, H].
         k, v: [B, K, T, H].
@@ -76,14 +82,16 @@ def attention_terms(
     key_shape = (k.shape[0], k.shape[1], group, *k.shape[2:])
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     p = ((q @ k.mT) * scale).masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)
+    score_terms = (q.square() @ k.square().mT).sqrt() * scale
+    p_terms = p * (1.0 + score_terms + (p * score_terms).sum(-1, keepdim=True))
     dp = d_out.abs() @ v.abs().mT
-    delta = (p * dp).sum(-1, keepdim=True)
+    delta = (p_terms * dp).sum(-1, keepdim=True)
     if d_lse is not None:
         delta = delta + d_lse.detach().double().abs().unsqueeze(-1)
-    ds = p * (dp + delta)
-    dk, dv = ds.mT @ q.abs() * scale, p.mT @ d_out.abs()
+    ds = p_terms * dp + p * delta
+    dk, dv = ds.mT @ q.abs() * scale, p_terms.mT @ d_out.abs()
     return (
-        p @ v.abs(),
+        p_terms @ v.abs(),
         ds @ k.abs() * scale,
         dk.reshape(key_shape).sum(2),
         dv.reshape(key_shape).sum(2),

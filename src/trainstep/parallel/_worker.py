@@ -34,9 +34,10 @@ def _describe(error: BaseException) -> dict[str, object]:
 
 
 def main() -> None:
-    """Serve the connection whose file descriptor is the only argument."""
-    connection = Connection(int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)
+    """Serve the connections whose file descriptors are the arguments: for jobs, and to tell where this rank is."""
+    connection, asking = (Connection(int(number)) for number in sys.argv[1:])
+    for each in (connection, asking):
+        os.set_inheritable(each.fileno(), False)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the launching process decides
@@ -47,8 +48,9 @@ def main() -> None:
     try:
         import torch.distributed as dist
 
-        from trainstep.parallel import launch, transfer
+        from trainstep.parallel import launch, transfer, whereabouts
 
+        whereabouts.answer_from_a_thread(asking)
         launch.initialize(place["rank"], place["world_size"], place["device"], place["rendezvous"])
         dist.barrier()  # also makes the backend's connections, outside of any timed job
     except BaseException as error:

@@ -26,11 +26,12 @@ import torch
 import torch.distributed as dist
 
 from trainstep.parallel import transfer
-from trainstep.parallel.torchrun import Round, connect, under_torchrun
+from trainstep.parallel.torchrun import Round, connect, list_whereabouts, under_torchrun
 
 MAX_CPU_RANKS = 16
 _GRACE_SECONDS = 0.5  # after a first failure: wait for the failure that caused it to be heard too
 _CLOSE_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0
 
 
 class RankFailure(RuntimeError):
@@ -135,6 +136,7 @@ class Ranks:
         self._folder = "" if under_torchrun() else tempfile.mkdtemp(prefix="trainstep-ranks-")
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._connections: dict[int, Connection] = {}
+        self._asking: dict[int, Connection] = {}
         self._open = True
         try:
             joint = _next_round(world_size)
@@ -149,22 +151,24 @@ class Ranks:
             raise
 
     def _start(self, rank: int, rendezvous: str) -> None:
-        here, there = Pipe()
+        (here, there), (asking, asked) = Pipe(), Pipe()
         environment = dict(os.environ)
         if self.device == "cpu":
             environment.setdefault("OMP_NUM_THREADS", "1")
             if sys.platform == "linux" and not under_torchrun():  # which may reach over several nodes
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name need not resolve
         worker = Path(__file__).with_name("_worker.py")
-        with there:
+        with there, asked:
+            ends = (there.fileno(), asked.fileno())
             process = subprocess.Popen(
-                [sys.executable, str(worker), str(there.fileno())],
-                pass_fds=(there.fileno(),),
+                [sys.executable, str(worker), *map(str, ends)],
+                pass_fds=ends,
                 env=environment,
                 stdin=subprocess.DEVNULL,
             )
         self._processes[rank] = process
         self._connections[rank] = here
+        self._asking[rank] = asking
         place = {
             "rank": rank,
             "world_size": self.world_size,
@@ -231,7 +235,7 @@ class Ranks:
             elif pending := [rank for rank in self._connections if rank not in values]:
                 done = ", ".join(map(str, values)) or "none"
                 message = late.format(late=", ".join(map(str, pending)), done=done)
-                raise RankTimeout(job, pending[0], message)
+                raise RankTimeout(job, pending[0], message + list_whereabouts(self._whereabouts(pending)))
         except BaseException:
             self._kill()
             raise
@@ -281,11 +285,28 @@ class Ranks:
             joint.fail(*self._blame(failures))
         for value in values.values():
             joint.done(value)
-        verdict = joint.verdict(deadline - time.monotonic()) or joint.give_up(late)
+        verdict = joint.verdict(deadline - time.monotonic())
+        if verdict is None:
+            joint.tell_whereabouts(self._whereabouts([r for r in self._connections if r not in values]))
+            verdict = joint.give_up(late)
         if not verdict["ok"]:
             kind = RankTimeout if verdict["late"] else RankFailure
             raise kind(job, verdict["rank"], verdict["message"], verdict["details"])
         return dict(enumerate(joint.values()))
+
+    def _whereabouts(self, ranks: list[int]) -> dict[int, str]:
+        """What those of this process's ranks that still answer are in."""
+        found = {}
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        try:
+            for rank in ranks:
+                self._asking[rank].send_bytes(b"where?")
+            for rank in ranks:
+                if self._asking[rank].poll(max(0.0, deadline - time.monotonic())):
+                    found[rank] = self._asking[rank].recv_bytes().decode()
+        except (EOFError, OSError):
+            pass  # it ended just now
+        return found
 
     def _blame(self, failures: dict[int, dict[str, Any]]) -> tuple[int, str, str]:
         """Rank, message and details: one that died before one that raised, the first that raised before later ones."""
@@ -305,7 +326,7 @@ class Ranks:
                 process.kill()
         for process in self._processes.values():
             process.wait()
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._asking.values()):
             connection.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)

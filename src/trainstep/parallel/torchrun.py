@@ -16,8 +16,14 @@ import torch.distributed as dist
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CONNECT_SECONDS = 300.0
+_TELL_SECONDS = 3.0  # for the others to find that time is up, and to ask their ranks
 _PIECE_BYTES = 4 * 2**20  # the store drops the connection of who sends a value of 8 MiB
 _rounds = itertools.count()  # of this process: alike on all of them
+
+
+def list_whereabouts(whereabouts: dict[int, str]) -> str:
+    """What to add to a message about ranks that did not return."""
+    return "".join(f"; rank {rank}: {words}" for rank, words in whereabouts.items())
 
 
 def under_torchrun() -> bool:
@@ -95,6 +101,20 @@ class Round:
         """This process's rank failed."""
         self._decide({"ok": False, "late": False, "rank": rank, "message": message, "details": details})
 
+    def tell_whereabouts(self, whereabouts: dict[int, str]) -> None:
+        """Time is up: what this process's rank, which has not returned, is in."""
+        for rank, words in whereabouts.items():
+            self._store.set(f"{self.name}/where/{rank}", words)
+
+    def _hear_whereabouts(self, ranks: list[int]) -> dict[int, str]:
+        """What these ranks are in; their processes give up at about the same time."""
+        keys = {rank: f"{self.name}/where/{rank}" for rank in ranks}
+        try:
+            self._store.wait(list(keys.values()), timedelta(seconds=_TELL_SECONDS))
+        except dist.DistStoreError:
+            pass
+        return {r: self._store.get(key).decode() for r, key in keys.items() if self._store.check([key])}
+
     def give_up(self, message: str) -> dict[str, Any]:
         """Time is up: blame the first rank that has not returned, unless all have by now; the verdict that counts.
 
@@ -106,6 +126,7 @@ class Round:
         if not late:
             return self._decide({"ok": True})
         said = message.format(late=", ".join(map(str, late)), done=", ".join(map(str, done)) or "none")
+        said += list_whereabouts(self._hear_whereabouts(late))
         return self._decide({"ok": False, "late": True, "rank": late[0], "message": said, "details": ""})
 
     def values(self) -> list[bytes]:

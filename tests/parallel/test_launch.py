@@ -155,6 +155,7 @@ def test_a_rank_computes_with_one_thread(ranks, device):
 SCRIPT = """
 import os, sys, time
 from tests.parallel.test_launch import cell
+from trainstep.parallel import torchrun
 from trainstep.parallel.launch import RankFailure, Ranks, launch
 
 def rank():
@@ -175,6 +176,17 @@ def hang(path):
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         print(launch(rank, 2), launch(large, 2) == [LARGE, LARGE])
+    elif sys.argv[1] == "slow reader":
+        if os.environ["RANK"] == "1":
+            values = torchrun.Round.values
+            torchrun.Round.values = lambda self: time.sleep(1.5) or values(self)
+        pool = Ranks(2)  # not closed: it is when the process ends
+        print(pool.run(rank))
+    elif sys.argv[1] == "gone":
+        torchrun._LEAVE_SECONDS = 1.0
+        print(launch(rank, 2), flush=True)
+        if os.environ["RANK"] == "1":
+            os._exit(0)
     elif sys.argv[1] == "cells":
         for kind in sys.argv[2:]:
             ranks = Ranks(2)
@@ -228,9 +240,7 @@ def test_two_nodes_of_a_slurm_job_run_the_same_script(script, tmp_path):
     for name, text in shims.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    with socket.socket() as free:  # the template's port follows from the job's number
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()  # the template's follows from the job's number
     environment = {
         **with_path(),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -245,6 +255,27 @@ def test_two_nodes_of_a_slurm_job_run_the_same_script(script, tmp_path):
         ["bash", slurm, script, "run"], capture_output=True, text=True, timeout=200, env=environment
     )
     assert done.returncode == 0 and done.stdout.count("[0, 1] True") == 2, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["slow reader", "gone"])
+def test_the_first_of_ranks_started_by_hand_keeps_the_store_until_all_have_left(script, kind):
+    """Without torchrun's agent the first process holds the store: it waits for a slow one, but not for one that is gone."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, kind],
+            env=with_path() | place | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    ended = [process.communicate(timeout=60) for process in started]
+    assert [(output, process.returncode) for (output, _), process in zip(ended, started, strict=True)] == [
+        ("[0, 1]\n", 0)
+    ] * 2, ended
+    assert not any("Error" in errors for _, errors in ended), ended
 
 
 def test_a_failing_rank_ends_its_cell_and_only_that_under_torchrun(script):
@@ -268,6 +299,13 @@ def test_a_failing_rank_ends_its_cell_and_only_that_under_torchrun(script):
         ]
         assert [line[:2] for line in lines] == expected, done.stderr
         assert all(int(line[2].removesuffix(" s")) < 10 for line in lines), lines
+
+
+def free_port():
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def with_path():

@@ -7,6 +7,7 @@ a file. The backend is gloo on CPU and NCCL, one device a rank, on CUDA. Under t
 through torchrun's store, and each process gets every rank's values: see `torchrun`.
 """
 
+import atexit
 import os
 import pickle
 import shutil
@@ -17,16 +18,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
 from trainstep.parallel import transfer
-from trainstep.parallel.torchrun import Round, connect, list_whereabouts, under_torchrun
+from trainstep.parallel.torchrun import Round, connect, leave, list_whereabouts, under_torchrun
 
 MAX_CPU_RANKS = 16
 _GRACE_SECONDS = 0.5  # after a first failure: wait for the failure that caused it to be heard too
@@ -138,6 +141,7 @@ class Ranks:
         self._connections: dict[int, Connection] = {}
         self._asking: dict[int, Connection] = {}
         self._open = True
+        _made.add(self)
         try:
             joint = _next_round(world_size)
             if joint and device == "cuda":  # else this process's own context would be on the first device
@@ -373,6 +377,21 @@ def launch(
         return ranks.run(fn, *args, timeout_seconds=timeout_seconds, name=name)
 
 
+_made: WeakSet[Ranks] = WeakSet()
+
+
+@cache
+def _leave_in_order() -> None:
+    """At the end of this process close its ranks, which read the store too, and only then leave."""
+
+    def end() -> None:
+        for ranks in list(_made):
+            ranks.close()
+        leave()
+
+    atexit.register(end)
+
+
 def _next_round(world_size: int) -> Round | None:
     """What torchrun's processes settle next; None where torchrun started none."""
     if not under_torchrun():
@@ -380,4 +399,5 @@ def _next_round(world_size: int) -> Round | None:
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"torchrun started {started} ranks, {world_size} were asked for")
+    _leave_in_order()
     return Round()

@@ -8,6 +8,7 @@ inside one. The first verdict on a job counts for all, so that all of them raise
 import itertools
 import os
 import pickle
+import time
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CONNECT_SECONDS = 300.0
+_LEAVE_SECONDS = 30.0  # one that was killed never says that it leaves
 _TELL_SECONDS = 3.0  # for the others to find that time is up, and to ask their ranks
 _PIECE_BYTES = 4 * 2**20  # the store drops the connection of who sends a value of 8 MiB
 _rounds = itertools.count()  # of this process: alike on all of them
@@ -31,6 +33,11 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in _NAMES)
 
 
+def _agent_holds_store() -> bool:
+    """False where the ranks were started by hand: the first of them holds it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 @cache
 def connect(serve: bool) -> dist.Store:
     """The store at MASTER_ADDR and MASTER_PORT, once a process.
@@ -38,16 +45,31 @@ def connect(serve: bool) -> dist.Store:
     Args:
         serve: whether the first rank holds the store itself where torchrun's agent, which usually does, does not.
     """
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=serve and not by_agent and os.environ["RANK"] == "0",
+        is_master=serve and not _agent_holds_store() and os.environ["RANK"] == "0",
         wait_for_workers=False,
         timeout=timedelta(seconds=_CONNECT_SECONDS),
         multi_tenant=True,
     )
     return dist.PrefixStore(f"trainstep/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def leave() -> None:
+    """At the end of a process, its ranks closed: the first stays until all have left, where it holds the store.
+
+    It stays for _LEAVE_SECONDS at most.
+    """
+    if _agent_holds_store():
+        return
+    store, rank = connect(True), int(os.environ["RANK"])
+    keys = [f"left/{r}" for r in range(int(os.environ["WORLD_SIZE"]))]
+    with contextlib.suppress(dist.DistError):  # the first did not stay
+        store.set(keys[rank], "")
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while rank == 0 and not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 class Round:

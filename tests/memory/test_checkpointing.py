@@ -127,6 +127,21 @@ def test_a_graph_that_is_kept_is_recomputed_alike(policy):
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
 
 
+@pytest.mark.parametrize("policy", ["every-block", "recursive", "selective"])
+@pytest.mark.parametrize("source", ["generator", "random"])
+def test_pythons_state_is_neither_read_nor_written_in_backward_unless_a_block_drew(
+    policy, source, monkeypatch
+):
+    blocks = nn.ModuleList(Drawing(source) for _ in range(4))
+    y = checkpointing.run(blocks, torch.ones(4), policy=policy).sum()
+    calls = []
+    for name in ("getstate", "setstate"):
+        function = getattr(random, name)
+        monkeypatch.setattr(random, name, lambda *a, name=name, f=function: calls.append(name) or f(*a))
+    y.backward()
+    assert set(calls) == (set() if source == "generator" else {"getstate", "setstate"})
+
+
 @pytest.mark.parametrize("policy", ["every-block", "selective"])
 def test_the_state_survives_a_block_that_fails_when_it_is_recomputed(policy):
     class Failing(Drawing):

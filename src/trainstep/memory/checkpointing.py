@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 
 from trainstep.memory.offload import offload_to_host
 from trainstep.memory.policy import parse_policy
-from trainstep.memory.random_state import Contexts, contexts
+from trainstep.memory.random_state import Contexts, RandomStates
 
 Block = Callable[..., torch.Tensor]
 
@@ -60,19 +60,22 @@ def run(blocks: Sequence[Block], x: torch.Tensor, *args: Any, policy: str = "non
     blocks = tuple(blocks)
     if parsed.kind == "none" or not torch.is_grad_enabled():
         return _plain(blocks, x, *args)
-    if parsed.kind == "groups":
-        for start in range(0, len(blocks), parsed.group_size):
-            x = _segment(blocks[start : start + parsed.group_size], x, *args)
-        return x
+    if parsed.kind == "offload":
+        with offload_to_host(_parameters(blocks)):
+            return _plain(blocks, x, *args)
+    # The compiler knows no contexts of our own.
+    states = None if torch.compiler.is_compiling() else RandomStates(blocks)
     if parsed.kind == "recursive":
-        return _recursive(blocks, x, *args)
-    if parsed.kind == "selective":
-        for block in blocks:
-            x = _checkpoint(_plain, (block,), x, *args, keep_products=True)
-        return x
-    assert parsed.kind == "offload"
-    with offload_to_host(_parameters(blocks)):
-        return _plain(blocks, x, *args)
+        x = _recursive(states, blocks, x, *args)
+    else:
+        selective = parsed.kind == "selective"
+        size = 1 if selective else parsed.group_size
+        for start in range(0, len(blocks), size):
+            segment = blocks[start : start + size]
+            x = _checkpoint(states, _plain, segment, x, *args, keep_products=selective)
+    if states is not None:
+        states.first_run_ended()
+    return x
 
 
 def _plain(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -81,23 +84,26 @@ def _plain(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tens
     return x
 
 
-def _segment(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tensor:
-    return _checkpoint(_plain, blocks, x, *args)
-
-
 def _checkpoint(
-    function: Block, blocks: tuple[Block, ...], x: torch.Tensor, *args: Any, keep_products: bool = False
+    states: RandomStates | None,
+    function: Block,
+    blocks: tuple[Block, ...],
+    x: torch.Tensor,
+    *args: Any,
+    keep_products: bool = False,
 ) -> torch.Tensor:
-    """`function(blocks, x, *args)` as one segment."""
-    if torch.compiler.is_compiling():  # the compiler knows no contexts of our own
+    """`function(blocks, x, *args)` as one segment; None for states where it is compiled."""
+    if states is None:
         if keep_products:
             return checkpoint(function, blocks, x, *args, use_reentrant=False, context_fn=_keep_products)
         return checkpoint(function, blocks, x, *args, use_reentrant=False)
-    around = partial(contexts, blocks, _keep_products if keep_products else noop_context_fn)
+    around = partial(states.contexts, blocks, _keep_products if keep_products else noop_context_fn)
     return checkpoint(function, blocks, x, *args, use_reentrant=False, context_fn=around)
 
 
-def _recursive(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.Tensor:
+def _recursive(
+    states: RandomStates | None, blocks: tuple[Block, ...], x: torch.Tensor, *args: Any
+) -> torch.Tensor:
     """Checkpoint the first half as one segment that recurses when it is recomputed, then recurse into the
     second.
 
@@ -108,8 +114,8 @@ def _recursive(blocks: tuple[Block, ...], x: torch.Tensor, *args: Any) -> torch.
     if len(blocks) <= 1:
         return _plain(blocks, x, *args)
     middle = (len(blocks) + 1) // 2
-    x = _checkpoint(_recursive, blocks[:middle], x, *args)
-    return _recursive(blocks[middle:], x, *args)
+    x = _checkpoint(states, partial(_recursive, states), blocks[:middle], x, *args)
+    return _recursive(states, blocks[middle:], x, *args)
 
 
 def keeps(operator: Any) -> bool:

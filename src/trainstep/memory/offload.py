@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from trainstep.memory.storages import StorageNumbers
+from trainstep.memory.storages import StorageNumbers, overlaps
 
 # A small tensor costs more in launches than its bytes are worth on the device.
 SMALL_BYTES = 64 * 1024
@@ -63,17 +63,6 @@ class _Packed:
     kept: Kept
     size: torch.Size
     stride: tuple[int, ...]
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """True when two indices may name one element, as in an expanded tensor."""
-    span = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size > 1:
-            if stride <= span:
-                return True
-            span += stride * (size - 1)
-    return False
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,7 +151,7 @@ def _keep(
             storage in resident
             or isinstance(tensor, torch.nn.Parameter)
             or tensor.nbytes < max(small_bytes, 1)
-            or _overlaps(tensor)
+            or overlaps(tensor)
         ):
             return tensor.detach()
         flat = _flat(tensor)

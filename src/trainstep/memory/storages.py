@@ -1,4 +1,4 @@
-"""Give every storage a number that no later storage gets, even when the allocator reuses its address."""
+"""Storages: a number that no later one gets, even when the allocator reuses its address, and how tensors lie in them."""
 
 import itertools
 import weakref
@@ -32,3 +32,18 @@ class StorageNumbers:
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes that stay alive with this tensor: its whole storage, also when it is a narrow view of it."""
     return tensor.untyped_storage().nbytes()
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """True when two indices may name one element, as in an expanded tensor or a sliding window.
+
+    Exact for what views of a contiguous tensor give; some layouts made by `as_strided` count as overlapping though no
+    two indices meet.
+    """
+    span = 0  # from the first element of the dimensions so far to the last
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size > 1:
+            if stride <= span:
+                return True
+            span += stride * (size - 1)
+    return False

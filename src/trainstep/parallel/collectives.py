@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainstep.memory.storages import overlaps
 from trainstep.parallel import ring
 
 Group = dist.ProcessGroup | None
@@ -139,7 +140,7 @@ def _overwrite(tensor: Tensor, values: Tensor) -> None:
 
     Then the memory is kept if it can hold the values, and is replaced if it cannot.
     """
-    if not _shares_memory(tensor):
+    if not overlaps(tensor):
         tensor.copy_(values)
         return
     _write_slices(tensor.detach(), values)
@@ -147,19 +148,9 @@ def _overwrite(tensor: Tensor, values: Tensor) -> None:
         tensor.data = values
 
 
-def _shares_memory(tensor: Tensor) -> bool:
-    """Whether two elements may lie in the same place: a stride that does not reach beyond the smaller ones."""
-    reach = 0  # from the first element of the dimensions so far to the last
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
 def _write_slices(tensor: Tensor, values: Tensor) -> None:
     """Copy slice by slice; of an expanded dimension only the first."""
-    if not _shares_memory(tensor):
+    if not overlaps(tensor):
         tensor.copy_(values)
         return
     only = 1 if tensor.stride(0) == 0 else None

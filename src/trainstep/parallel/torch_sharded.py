@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from trainstep.parallel.collectives import reduce_scatter_single, start_all_gather, start_reduce_scatter
 from trainstep.parallel.communication import CommunicationLog
 from trainstep.parallel.data.torch_ddp import TorchDDP
-from trainstep.parallel.training import Training, _named, _refuse_compute_dtype
+from trainstep.parallel.training import Training, parameters_by_name, refuse_compute_dtype
 
 
 def torch_zero1(
@@ -25,7 +25,7 @@ def torch_zero1(
     **hyper_parameters: Any,
 ) -> Training:
     """ZeroRedundancyOptimizer under DistributedDataParallel."""
-    _refuse_compute_dtype(compute_dtype)
+    refuse_compute_dtype(compute_dtype)
     wrapper = TorchDDP(module, communication=communication)
     optimizer = ZeroRedundancyOptimizer(
         module.parameters(), optimizer_class=optimizer_cls, **hyper_parameters
@@ -35,7 +35,7 @@ def torch_zero1(
         optimizer=optimizer,
         finish=wrapper.finish_gradient_synchronization,
         clip=lambda max_norm: nn.utils.clip_grad_norm_(module.parameters(), max_norm),
-        full_parameters=lambda: _named(module),
+        full_parameters=lambda: parameters_by_name(module),
     )
 
 
@@ -121,7 +121,9 @@ def torch_fsdp(
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def full_parameters() -> dict[str, Tensor]:
-        return {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in _named(module).items()}
+        return {
+            n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in parameters_by_name(module).items()
+        }
 
     return Training(
         model=module,

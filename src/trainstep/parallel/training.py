@@ -41,11 +41,17 @@ class Training:
     full_parameters: Callable[[], dict[str, Tensor]]
 
 
-def _named(module: nn.Module) -> dict[str, Tensor]:
+def parameters_by_name(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter as this rank holds it, tied ones by each name."""
     return {name: p.detach() for name, p in module.named_parameters(remove_duplicate=False)}
 
 
-def _refuse_compute_dtype(compute_dtype: torch.dtype | None) -> None:
+def refuse_compute_dtype(compute_dtype: torch.dtype | None) -> None:
+    """For what keeps whole parameters.
+
+    Raises:
+        ValueError: there is one.
+    """
     if compute_dtype is not None:
         raise ValueError("only sharded parameters are cast to a compute dtype; use autocast")
 
@@ -57,7 +63,7 @@ def _with_whole_gradients(wrapper: DataParallel, optimizer: torch.optim.Optimize
         finish=wrapper.finish_gradient_synchronization,
         # Gradients are alike on all ranks, so nothing is summed over them.
         clip=lambda max_norm: clip_grad_norm(wrapper.module.parameters(), [], max_norm),
-        full_parameters=lambda: _named(wrapper.module),
+        full_parameters=lambda: parameters_by_name(wrapper.module),
     )
 
 
@@ -70,7 +76,7 @@ def replicated(
     **hyper_parameters: Any,
 ) -> Training:
     """Nothing sharded: bucketed data parallelism and the plain optimizer."""
-    _refuse_compute_dtype(compute_dtype)
+    refuse_compute_dtype(compute_dtype)
     wrapper = Bucketed(module, communication=communication)
     return _with_whole_gradients(wrapper, optimizer_cls(module.parameters(), **hyper_parameters))
 
@@ -84,7 +90,7 @@ def zero1(
     **hyper_parameters: Any,
 ) -> Training:
     """Optimizer state sharded."""
-    _refuse_compute_dtype(compute_dtype)
+    refuse_compute_dtype(compute_dtype)
     wrapper = Bucketed(module, communication=communication)
     return _with_whole_gradients(
         wrapper, ShardedOptimizer(module.parameters(), optimizer_cls, **hyper_parameters)
@@ -100,7 +106,7 @@ def zero2(
     **hyper_parameters: Any,
 ) -> Training:
     """Optimizer state and gradients sharded."""
-    _refuse_compute_dtype(compute_dtype)
+    refuse_compute_dtype(compute_dtype)
     optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, **hyper_parameters)
     wrapper = ShardedGradients(module, optimizer, communication=communication)
     return Training(
@@ -108,7 +114,7 @@ def zero2(
         optimizer=optimizer,
         finish=wrapper.finish_gradient_synchronization,
         clip=wrapper.clip_grad_norm,
-        full_parameters=lambda: _named(module),
+        full_parameters=lambda: parameters_by_name(module),
     )
 
 

@@ -21,7 +21,7 @@ from training_budget import Path, norms_outside_budget, outside_budget
 
 from trainstep.parallel.data.flat import Flat
 from trainstep.parallel.fsdp import FSDP
-from trainstep.parallel.launch import rank_device
+from trainstep.parallel.launch import Ranks, RankTimeout, rank_device
 from trainstep.parallel.mesh import replicate_and_shard
 
 STEPS = 3
@@ -411,6 +411,13 @@ def test_ranks_that_run_different_layers_of_one_shape_are_told(ranks, orders, sa
     for *before, last in ranks.run(different_layers, orders, timeout_seconds=60):
         assert before == [None] * (len(orders) - 1)
         assert last is not None and "did not run the same layers" in last and said in last
+
+
+def test_a_timeout_says_what_each_rank_gathers():
+    """Rank 1 runs one layer more than rank 0."""
+    with Ranks(2) as few, pytest.raises(RankTimeout) as caught:
+        few.run(different_layers, [[[0], [0, 1, 2]]], timeout_seconds=4)
+    assert "rank 1: FSDP gathers layers." in str(caught.value)
 
 
 class Parallel(nn.Module):

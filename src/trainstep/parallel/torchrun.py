@@ -5,6 +5,7 @@ replaces. They speak through torchrun's store only, never by a collective: a ran
 inside one. The first verdict on a job counts for all, so that all of them raise alike and stay in step.
 """
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -131,10 +132,8 @@ class Round:
     def _hear_whereabouts(self, ranks: list[int]) -> dict[int, str]:
         """What these ranks are in; their processes give up at about the same time."""
         keys = {rank: f"{self.name}/where/{rank}" for rank in ranks}
-        try:
+        with contextlib.suppress(dist.DistStoreError):
             self._store.wait(list(keys.values()), timedelta(seconds=_TELL_SECONDS))
-        except dist.DistStoreError:
-            pass
         return {r: self._store.get(key).decode() for r, key in keys.items() if self._store.check([key])}
 
     def give_up(self, message: str) -> dict[str, Any]:

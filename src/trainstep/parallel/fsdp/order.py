@@ -2,7 +2,8 @@
 
 Ranks that run different layers of one shape exchange their parts without a word from the backend: a gathered weight
 is then half of one layer, half of another, and a reduced gradient the sum of two. Each rank therefore notes what it
-gathers and reduces, and before gradients count the notes are compared.
+gathers and reduces, and before gradients count the notes are compared. Layers of different shapes, or more of them on
+one rank, end in a timeout, which the latest note explains.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from trainstep.parallel import whereabouts
 
 _PRIME = 2**61 - 1
 
@@ -34,14 +37,16 @@ class CollectiveOrder:
         self._agreed: tuple[list[int], int] | None = None
         self._marks: Tensor | None = None
         self._restart()
+        whereabouts.ask(self)
 
     def _restart(self) -> None:
         self._notes: list[int] = []
         self._rest = 0
+        self._latest = 0
 
     def note(self, what: str, index: int) -> None:
         """Weight `index` is gathered ("gather") or its gradient reduced ("reduce")."""
-        code = 2 * index + 1 + (what == "reduce")
+        code = self._latest = 2 * index + 1 + (what == "reduce")
         if len(self._notes) < self._kept:
             self._notes.append(code)
         else:
@@ -72,6 +77,10 @@ class CollectiveOrder:
             if most != -least:
                 raise RuntimeError(self._difference(position, most, -least))
         self._agreed = notes, rest
+
+    def where(self) -> str | None:
+        """What this rank did last, in the middle of a step."""
+        return f"FSDP {self._words(self._latest)}" if self._latest else None
 
     def _difference(self, position: int, most: int, least: int) -> str:
         self._marks = None

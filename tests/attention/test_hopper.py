@@ -26,6 +26,7 @@ from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budg
 from trainstep.attention.contract import Problem
 from trainstep.attention.hopper import function
 from trainstep.attention.registry import get_attention
+from trainstep.interpreter import interpreted
 
 TESTED = triton.__version__ in function.TRITON and importlib.util.find_spec("triton.experimental.gluon")
 needs_tested_triton = pytest.mark.skipif(
@@ -36,7 +37,6 @@ needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != function.CAPABILITY,
     reason="needs a GPU of compute capability 9.0",
 )
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def problem(
@@ -125,7 +125,7 @@ def test_only_what_a_tensor_map_cannot_read_is_copied() -> None:
 
 
 @needs_tested_triton
-@pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter; the GPU tests cover the kernel")
+@pytest.mark.skipif(not interpreted(), reason="runs in Triton's interpreter; the GPU tests cover the kernel")
 @pytest.mark.parametrize("with_d_lse", [False, True])
 def test_statistics_kernel_against_its_formula(with_d_lse: bool) -> None:
     from trainstep.attention.hopper import launch

@@ -35,10 +35,6 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
         )
     if x.device != weight.device:
         raise ValueError(f"x and weight must be on one device, got {x.device} and {weight.device}")
-    if x.device.type != "cuda" and not interpreted():
-        raise ValueError(
-            f"the Triton weighted sum needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1"
-        )
     if _has_tangent(x) or _has_tangent(weight):
         # Of a custom operator torch takes the missing tangent for zeros.
         raise NotImplementedError("the Triton weighted sum has no forward-mode derivative; the reference has")
@@ -66,6 +62,10 @@ def _columns(width: int) -> int:
 @torch.library.custom_op("trainstep::weighted_sum_forward", mutates_args=())
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     """x [R, D], weight [D] -> y [R]."""
+    if x.device.type != "cuda" and not interpreted():
+        raise ValueError(
+            f"the Triton weighted sum needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1"
+        )
     if holds_bare_bits(x):
         return weighted_sum_forward(x.float(), weight.float()).to(x.dtype)
     rows, width = x.shape

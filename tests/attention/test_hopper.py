@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budget, compare
+from tests.attention.addresses import stored_offsets
 from trainstep.attention.contract import Problem
 from trainstep.attention.hopper import function
 from trainstep.attention.registry import get_attention
@@ -242,6 +244,46 @@ def test_compiles_to_asynchronous_products_without_spills(width: int) -> None:
         assert facts["products"] >= 36, line
         assert facts["spills"] == facts["serialised"] == 0, line
         assert facts["shared_bytes"] <= 232_448, line  # a block's largest share on this chip
+
+
+def finish_dq_ir(width: int) -> str:
+    """Triton's IR of the kernel that scales and stores dQ, without a mask."""
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from trainstep.attention.hopper import launch
+
+    kernel = launch.finish_dq_kernel
+    constants = {"QUERIES": launch.BACKWARD[width].queries, "H": width, "CAUSAL": False}
+    signature = dict.fromkeys(constants, "constexpr") | {"dq_sum": "*fp32", "dq": "*bf16", "scale": "fp32"}
+    signature = {name: signature.get(name, "i32") for name in kernel.arg_names}
+    source = GluonASTSource(kernel, signature, constants, {})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["ttgir"]
+
+
+@needs_tested_triton
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler tools are for Linux")
+@pytest.mark.parametrize("width", function.WIDTHS)
+def test_dq_past_two_to_the_31_elements_of_one_head(width: int) -> None:
+    # 8 GiB of queries; the last tile is only partly inside.
+    queries, tile = 2**32 // width + 5, 128 if width == 64 else 64
+    row_tiles = queries // tile + 1
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = f"import sys; from {__name__} import finish_dq_ir; print(finish_dq_ir({width}))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for head, row_tile in ((0, 0), (1, 3), (0, row_tiles - 1), (3, row_tiles - 1)):
+        offsets = stored_offsets(
+            done.stdout,
+            program=head * row_tiles + row_tile,
+            query_length=queries,
+            row_tiles=row_tiles,
+            offset=0,
+        )
+        row = row_tile * tile + np.arange(tile)[:, None]
+        assert np.array_equal(offsets, (head * queries + row) * width + np.arange(width))
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int) -> tuple[Tensor, Tensor]:

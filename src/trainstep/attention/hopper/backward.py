@@ -419,7 +419,9 @@ def finish_dq_kernel(
     if CAUSAL and row_tile * QUERIES + QUERIES - 1 + offset < 0:  # no key tile ever came here
         flat = gl.zeros_like(flat)
     values = gl.convert_layout((from_thread_order(flat, QUERIES, H) * scale).to(dq.dtype.element_ty), ROWS)
-    rows = row_tile * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(1, ROWS))
-    columns = gl.arange(0, H, gl.SliceLayout(0, ROWS))
-    offsets = gl.expand_dims(rows, 1) * H + gl.expand_dims(columns, 0)
-    gl.store(dq + instance * query_length * H + offsets, values, mask=gl.expand_dims(rows, 1) < query_length)
+    # From the tile's own first element: from the head's, 32 bits end at 2^31 elements.
+    first_row = row_tile * QUERIES
+    dq_tile = dq + (instance * query_length + first_row) * H
+    rows = gl.expand_dims(gl.arange(0, QUERIES, gl.SliceLayout(1, ROWS)), 1)
+    columns = gl.expand_dims(gl.arange(0, H, gl.SliceLayout(0, ROWS)), 0)
+    gl.store(dq_tile + (rows * H + columns), values, mask=first_row + rows < query_length)

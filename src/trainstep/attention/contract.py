@@ -118,8 +118,9 @@ def prepare(
             raise ValueError(f"window must be a whole number, got {window!r}")
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
-        # From here on it hides nothing, and larger ones would pass the kernels' 31 bits.
-        window = min(int(window), queries + keys)
+        # A window that reaches from the last query to the first key hides nothing, and larger ones would pass the
+        # kernels' 31 bits.
+        window = min(int(window), keys if alignment == "bottom-right" else queries)
     if scale is None:
         scale = 1.0 / math.sqrt(width)
     elif isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not 0.0 < scale < math.inf:

@@ -41,9 +41,7 @@ needs_hopper = pytest.mark.skipif(
 )
 
 
-def problem(
-    device: str = "cuda", width: int = 64, capability: tuple[int, int] = (9, 0), window: int | None = None
-) -> Problem:
+def problem(device: str = "cuda", width: int = 64, window: int | None = None) -> Problem:
     q: Any = SimpleNamespace(device=torch.device(device), shape=(1, 1, 8, width))
     return Problem(q, q, q, True, window, 1.0, 0, False)
 
@@ -468,10 +466,6 @@ def test_compiles_into_one_graph_and_refuses_double_backward() -> None:
         torch.autograd.grad(first.float().sum(), q)
 
 
-if __name__ == "__main__":
-    compile_both(int(sys.argv[1]))
-
-
 def test_the_registry_row_says_what_the_function_takes():
     row = get_attention("hopper")
     assert row.triton_versions == function.TRITON
@@ -487,3 +481,7 @@ def test_the_registry_row_says_what_the_function_takes():
         assert row.refusal(**can, head_dim=64) is None
     assert "64, 128, not 80" in row.refusal(**can, head_dim=80)
     assert "window" in row.refusal(**can, head_dim=64, window=True)
+
+
+if __name__ == "__main__":
+    compile_both(int(sys.argv[1]))

@@ -28,7 +28,10 @@ def _tiles(start: int, stop: int, size: int) -> range:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> tuple[Tensor, Tensor]:
-    """Online-softmax forward: q [B, N, S, H], k/v [B, K, T, H] -> out [B, N, S, H], lse [B, N, S]."""
+    """Online-softmax forward: q [B, N, S, H], k/v [B, K, T, H] -> out [B, N, S, H], lse [B, N, S].
+
+    out has q's dtype; lse is float32, float64 of float64. `tile`: queries and keys a tile.
+    """
     batch, query_heads, queries, _ = q.shape
     key_heads, keys = k.shape[1], k.shape[2]
     wide = _accumulator(q.dtype)
@@ -85,7 +88,10 @@ def backward(
     scale: float,
     tile: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v from the saved log-sum-exp and D = rowsum(O * dO) - dlse."""
+    """Gradients of q, k, v, in their dtypes, from the saved log-sum-exp and D = rowsum(O * dO) - dlse.
+
+    d_out like out, d_lse like lse or None where it has no gradient.
+    """
     key_heads, queries, keys = k.shape[1], q.shape[2], k.shape[2]
     wide = _accumulator(q.dtype)
     delta = (out.to(wide) * d_out.to(wide)).sum(-1)  # D, [B, N, S]
@@ -138,7 +144,7 @@ class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
     The smallest form of the algorithm: one head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k
-    and v are saved as they came, and cast again in the backward pass.
+    and v are saved as they came, and cast again in the backward pass. `torch.func` needs `attention` instead.
     """
 
     @staticmethod

@@ -162,9 +162,8 @@ def take_turns(counters, bars, work, row_tiles, ORDER: gl.constexpr):
         counter = counters + (batch * heads + head) * row_tiles + row_tile
         while load_acquire(counter) != key_tile:
             pass
-        mbarrier.wait(
-            passed.index(t % ORDER), (t // ORDER + 1) & 1
-        )  # at most ORDER turns ahead of `pass_turns`
+        # At most ORDER turns ahead of `pass_turns`.
+        mbarrier.wait(passed.index(t % ORDER), (t // ORDER + 1) & 1)
         mbarrier.arrive(turn.index(t % ORDER), count=1)
         head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
 
@@ -337,11 +336,12 @@ def backward_kernel(
 ):  # fmt: skip
     """dK and dV [B, K, T, H] of KEYS keys a program, and their share of dQ.
 
-    Args (beside the obvious): lse2 and delta [B * N, rows padded to QUERIES]: the log-sum-exp in base 2 (+inf
-    for a
-        row that saw no key or does not exist) and rowsum(O * dO) - dlse; dq_sum: float32 workspace, one tile
-        of QUERIES * H a query tile in the order of `by_thread`; counters: zeros, one a query tile; arrivals:
-        one zero.
+    Args:
+        lse2_desc, delta_desc: [B * N, rows padded to QUERIES] float32: the log-sum-exp in base 2 (+inf for a row that
+            saw no key or does not exist) and rowsum(O * dO) - dlse.
+        dq_sum: float32 workspace, QUERIES * H numbers a query tile, in the order of `by_thread`.
+        counters: int32 zeros, one a query tile.
+        arrivals: one int32 zero.
     """
     ORDER: gl.constexpr = 8
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, H], DTYPE)

@@ -66,7 +66,7 @@ class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
     One head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k and v are saved as they came, and
-    cast again in the backward pass.
+    cast again in the backward pass. `torch.func` needs `attention` instead.
     """
 
     @staticmethod

@@ -80,10 +80,12 @@ def adamw_(
 
 
 def _log(beta: float) -> float:
+    """The kernel takes beta^t as exp(t * log(beta))."""
     return math.log(beta) if beta else -math.inf
 
 
 def _fill(device: torch.device) -> int:
+    """How many programs fill a device: one a multiprocessor. The interpreter runs them one after the other."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,14 +1,13 @@
 """Whether Triton kernels run in Triton's interpreter, on a CPU, and what it cannot hold."""
 
-import os
-
 import torch
+import triton
 from torch import Tensor
 
 
 def interpreted() -> bool:
-    """True when this process runs Triton kernels in the interpreter."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+    """True when kernels run in the interpreter: what Triton makes of TRITON_INTERPRET (1, true, yes, on, ...)."""
+    return triton.knobs.runtime.interpret
 
 
 def holds_bare_bits(x: Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from tests.attention.problems import make_inputs, solve
 from trainstep.attention import ATTENTION, get_attention, load_attention
+from trainstep.attention.contract import prepare
 
 OURS = ["reference", "tiled", "triton"]
 
@@ -65,6 +66,17 @@ def test_a_window_past_every_key_hides_nothing(attention, alignment, window, dev
     expected = solve(attention, inputs, **rule)
     for one, another in zip(expected, solve(attention, inputs, window=window, **rule), strict=True):
         torch.testing.assert_close(one, another)
+
+
+@pytest.mark.parametrize("alignment", ["bottom-right", "top-left"])
+@pytest.mark.parametrize(("queries", "keys"), [(2**30 + 9, 5), (5, 2**30 + 9)])
+def test_a_windows_start_never_passes_31_bits(alignment, queries, keys):
+    # The kernels take first query + offset - window, and last key - offset + window.
+    q, k = (torch.empty(1, 1, length, 8, device="meta") for length in (queries, keys))
+    problem = prepare(q, k, k, causal=True, window=2**31 - 1, scale=None, alignment=alignment, name="triton")
+    assert problem.offset - problem.window >= -(2**31)
+    assert keys - 1 - problem.offset + problem.window < 2**31
+    assert problem.window > queries - 1 + problem.offset, "a key that the last query saw is hidden"
 
 
 @pytest.mark.parametrize("causal", ["no", None, 2])

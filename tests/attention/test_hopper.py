@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -23,9 +24,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budget, compare
+from tests.attention.addresses import stored_offsets
 from trainstep.attention.contract import Problem
 from trainstep.attention.hopper import function
 from trainstep.attention.registry import get_attention
+from trainstep.interpreter import interpreted
 
 TESTED = triton.__version__ in function.TRITON and importlib.util.find_spec("triton.experimental.gluon")
 needs_tested_triton = pytest.mark.skipif(
@@ -36,12 +39,9 @@ needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != function.CAPABILITY,
     reason="needs a GPU of compute capability 9.0",
 )
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def problem(
-    device: str = "cuda", width: int = 64, capability: tuple[int, int] = (9, 0), window: int | None = None
-) -> Problem:
+def problem(device: str = "cuda", width: int = 64, window: int | None = None) -> Problem:
     q: Any = SimpleNamespace(device=torch.device(device), shape=(1, 1, 8, width))
     return Problem(q, q, q, True, window, 1.0, 0, False)
 
@@ -125,7 +125,7 @@ def test_only_what_a_tensor_map_cannot_read_is_copied() -> None:
 
 
 @needs_tested_triton
-@pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter; the GPU tests cover the kernel")
+@pytest.mark.skipif(not interpreted(), reason="runs in Triton's interpreter; the GPU tests cover the kernel")
 @pytest.mark.parametrize("with_d_lse", [False, True])
 def test_statistics_kernel_against_its_formula(with_d_lse: bool) -> None:
     from trainstep.attention.hopper import launch
@@ -242,6 +242,46 @@ def test_compiles_to_asynchronous_products_without_spills(width: int) -> None:
         assert facts["products"] >= 36, line
         assert facts["spills"] == facts["serialised"] == 0, line
         assert facts["shared_bytes"] <= 232_448, line  # a block's largest share on this chip
+
+
+def finish_dq_ir(width: int) -> str:
+    """Triton's IR of the kernel that scales and stores dQ, without a mask."""
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from trainstep.attention.hopper import launch
+
+    kernel = launch.finish_dq_kernel
+    constants = {"QUERIES": launch.BACKWARD[width].queries, "H": width, "CAUSAL": False}
+    signature = dict.fromkeys(constants, "constexpr") | {"dq_sum": "*fp32", "dq": "*bf16", "scale": "fp32"}
+    signature = {name: signature.get(name, "i32") for name in kernel.arg_names}
+    source = GluonASTSource(kernel, signature, constants, {})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["ttgir"]
+
+
+@needs_tested_triton
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler tools are for Linux")
+@pytest.mark.parametrize("width", function.WIDTHS)
+def test_dq_past_two_to_the_31_elements_of_one_head(width: int) -> None:
+    # 8 GiB of queries; the last tile is only partly inside.
+    queries, tile = 2**32 // width + 5, 128 if width == 64 else 64
+    row_tiles = queries // tile + 1
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = f"import sys; from {__name__} import finish_dq_ir; print(finish_dq_ir({width}))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for head, row_tile in ((0, 0), (1, 3), (0, row_tiles - 1), (3, row_tiles - 1)):
+        offsets = stored_offsets(
+            done.stdout,
+            program=head * row_tiles + row_tile,
+            query_length=queries,
+            row_tiles=row_tiles,
+            offset=0,
+        )
+        row = row_tile * tile + np.arange(tile)[:, None]
+        assert np.array_equal(offsets, (head * queries + row) * width + np.arange(width))
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int) -> tuple[Tensor, Tensor]:
@@ -426,10 +466,6 @@ def test_compiles_into_one_graph_and_refuses_double_backward() -> None:
         torch.autograd.grad(first.float().sum(), q)
 
 
-if __name__ == "__main__":
-    compile_both(int(sys.argv[1]))
-
-
 def test_the_registry_row_says_what_the_function_takes():
     row = get_attention("hopper")
     assert row.triton_versions == function.TRITON
@@ -445,3 +481,7 @@ def test_the_registry_row_says_what_the_function_takes():
         assert row.refusal(**can, head_dim=64) is None
     assert "64, 128, not 80" in row.refusal(**can, head_dim=80)
     assert "window" in row.refusal(**can, head_dim=64, window=True)
+
+
+if __name__ == "__main__":
+    compile_both(int(sys.argv[1]))

@@ -1,11 +1,50 @@
-"""Triton's interpreter holds bfloat16 as bare bits, which it multiplies as they are: it must not be left to it."""
+"""Triton's interpreter: when it is on, and bfloat16, which it holds as bare bits and multiplies as they are."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+import triton as triton_package
 
 from tests.attention.problems import GRADIENT_LAYOUTS, LAYOUTS, MASKS, check, make_inputs
 from trainstep.attention.triton.function import FlashAttention2
 from trainstep.attention.triton.function import attention as triton
+from trainstep.interpreter import interpreted
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", "on", "y", "0", "false", "no", "off", "2", ""])
+def test_what_triton_takes_for_on_is_on(value, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert interpreted() is triton_package.knobs.runtime.interpret
+
+
+def test_without_the_variable_it_is_off(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not interpreted()
+
+
+_SMALL = """
+import torch
+from trainstep.attention.triton.function import attention
+from trainstep.kernels.weighted_sum.function import weighted_sum
+
+x = torch.ones(1, 1, 8, 16, dtype=torch.bfloat16)
+assert torch.equal(attention(x, x, x), x) and weighted_sum(x, x[0, 0, 0])[0, 0, 0] == 16.0
+print("right")
+"""
+
+
+def test_kernels_run_where_triton_says_true():
+    done = subprocess.run(
+        [sys.executable, "-c", _SMALL],
+        env={**os.environ, "TRITON_INTERPRET": "true", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "right" in done.stdout, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(("mask", "layout"), zip(MASKS, [*LAYOUTS, "dense"], strict=True), ids=str)

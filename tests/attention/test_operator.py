@@ -151,6 +151,19 @@ def test_a_model_block_compiles_to_one_graph(device, backend):
         assert (one - another).abs().max() < 1e-4 * one.abs().max()
 
 
+@pytest.mark.parametrize("name", ["tiled", "triton", "tiled-class", "triton-class"])
+def test_forward_and_backward_compile_to_one_graph(name, device):
+    torch.compiler.reset()
+    functions = {"tiled": tiled, "triton": triton}
+    functions |= {"tiled-class": TiledFunction.apply, "triton-class": TritonFunction.apply}
+    function = functions[name]
+    leaves = [x[:, 0].detach().requires_grad_() for x in small(device)[:3]]
+    plain = torch.autograd.grad(function(*leaves).sum(), leaves)
+    compiled = torch.compile(lambda *x: function(*x).sum(), fullgraph=True, backend="aot_eager")
+    for one, another in zip(plain, torch.autograd.grad(compiled(*leaves), leaves), strict=True):
+        torch.testing.assert_close(one, another, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=["tiled", "triton"])
 def test_autograd_function_class(function, is_causal, device):

@@ -162,6 +162,14 @@ def test_calls_that_do_not_fit(x, weight, message):
         weighted_sum(x.to(DEVICE), weight.to(DEVICE))
 
 
+def test_the_device_it_needs(monkeypatch):
+    if DEVICE.type == "cuda":
+        pytest.skip("the device is the right one")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match="needs CUDA tensors, got cpu without TRITON_INTERPRET=1"):
+        weighted_sum(torch.zeros(3, 4), torch.zeros(4))
+
+
 @pytest.mark.parametrize(
     "row", [row for row in KERNELS if row.kernel == "weighted_sum"], ids=lambda row: row.name
 )

@@ -7,7 +7,8 @@
   head n // (N / K). Inside autocast the inputs are cast to its dtype first.
 - Returns O = softmax(scale * Q K^T + mask) V like q; with `return_lse` also the natural logarithm of the sum
   of the exponentials of the scaled scores, [B, N, S] float32. Both are differentiable, once, in reverse
-  mode.
+  mode, by `torch.autograd` and by `torch.func`, whose vmap takes them as well. The reference has all others;
+  the fused implementations refuse them.
 - `scale` is positive, 1/sqrt(H) by default.
 - `causal`: query i sees key j when j <= i + d, with d = T - S for alignment "bottom-right" (the last query
   sees every key) and d = 0 for "top-left". `window`, a whole number w from 1,

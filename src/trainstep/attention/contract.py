@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from trainstep.attention.masks import Mask
 
@@ -118,8 +117,9 @@ def prepare(
             raise ValueError(f"window must be a whole number, got {window!r}")
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
-        # From here on it hides nothing, and larger ones would pass the kernels' 31 bits.
-        window = min(int(window), queries + keys)
+        # A window that reaches from the last query to the first key hides nothing, and larger ones would pass the
+        # kernels' 31 bits.
+        window = min(int(window), keys if alignment == "bottom-right" else queries)
     if scale is None:
         scale = 1.0 / math.sqrt(width)
     elif isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not 0.0 < scale < math.inf:
@@ -144,54 +144,3 @@ def finish(
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """For products of float32 that autocast would take in 16 bits; also on the meta device, which has no autocast."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
-
-
-def _has_tangent(x: Tensor) -> bool:
-    """Whether x carries a forward-mode tangent. Torch cannot tell under vmap: then inside any forward-mode level."""
-    try:
-        return forward_ad.unpack_dual(x).tangent is not None
-    except RuntimeError:
-        return True
-
-
-def refuse_forward_mode(problem: Problem, name: str) -> None:
-    """For implementations that are custom operators: torch would take their missing tangents for zeros.
-
-    Raises:
-        NotImplementedError: an input carries a forward-mode tangent.
-    """
-    if any(_has_tangent(x) for x in problem[:3]):
-        raise NotImplementedError(
-            f"{name} attention has no forward-mode derivative; the reference implementation has"
-        )
-
-
-class _NoSecondDerivative(torch.autograd.Function):
-    """Identity on the first `count` tensors, tied to the others; differentiating it raises."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.name = name
-        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError(
-            f"{ctx.name} attention has no double backward; the reference implementation has"
-        )
-
-
-def refuse_second_derivative(
-    name: str, grads: tuple[Tensor, ...], inputs: tuple[Tensor | None, ...]
-) -> tuple[Tensor, ...]:
-    """First derivatives that raise when they are differentiated, for use inside a backward pass.
-
-    torch's `once_differentiable` raises only when the upstream gradient requires a gradient, and otherwise returns
-    constants: a gradient penalty would silently lose its derivative.
-
-    Raises:
-        NotImplementedError: later, from the second backward pass.
-    """
-    if not torch.is_grad_enabled():
-        return grads
-    return _NoSecondDerivative.apply(name, len(grads), *grads, *inputs)

@@ -60,6 +60,4 @@ class Mask(NamedTuple):
         """True when all keys come after the first query, or the last query's window starts after all keys."""
         if not self.causal:
             return False
-        return self.offset < 0 or (
-            self.window is not None and queries - 1 + self.offset - self.window + 1 > keys - 1
-        )
+        return self.offset < 0 or (self.window is not None and queries + self.offset - self.window >= keys)

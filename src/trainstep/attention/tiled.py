@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from trainstep.attention.contract import finish, prepare, without_autocast
+from trainstep.attention.differentiable import Attention, AttentionGradient, Passes
 from trainstep.attention.masks import Mask
+from trainstep.derivatives import refuse_forward_mode
 
 TILE = 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -26,7 +28,10 @@ def _tiles(start: int, stop: int, size: int) -> range:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> tuple[Tensor, Tensor]:
-    """Online-softmax forward: q [B, N, S, H], k/v [B, K, T, H] -> out [B, N, S, H], lse [B, N, S]."""
+    """Online-softmax forward: q [B, N, S, H], k/v [B, K, T, H] -> out [B, N, S, H], lse [B, N, S].
+
+    out has q's dtype; lse is float32, float64 of float64. `tile`: queries and keys a tile.
+    """
     batch, query_heads, queries, _ = q.shape
     key_heads, keys = k.shape[1], k.shape[2]
     wide = _accumulator(q.dtype)
@@ -83,7 +88,10 @@ def backward(
     scale: float,
     tile: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v from the saved log-sum-exp and D = rowsum(O * dO) - dlse."""
+    """Gradients of q, k, v, in their dtypes, from the saved log-sum-exp and D = rowsum(O * dO) - dlse.
+
+    d_out like out, d_lse like lse or None where it has no gradient.
+    """
     key_heads, queries, keys = k.shape[1], q.shape[2], k.shape[2]
     wide = _accumulator(q.dtype)
     delta = (out.to(wide) * d_out.to(wide)).sum(-1)  # D, [B, N, S]
@@ -116,80 +124,27 @@ def backward(
     return dq.flatten(1, 2).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _map_over_batch(
-    function: type[torch.autograd.Function], info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """`torch.func.vmap` of a function of tensors [B, ...] and of the rule: the mapped axis becomes part of the batch."""
-    *tensors, mask, scale, tile = arguments
-
-    def fold(x: Tensor | None, dim: int | None) -> Tensor | None:
-        if x is None:
-            return None
-        x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-        return x.flatten(0, 1)
-
-    folded = [fold(x, dim) for x, dim in zip(tensors, in_dims, strict=False)]
-    results = function.apply(*folded, mask, scale, tile)
-    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0,) * len(results)
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> tuple[Tensor, Tensor]:
+    with without_autocast(q.device):
+        return forward(q, k, v, mask, scale, tile)
 
 
-class _Tiled(torch.autograd.Function):
-    """The whole contract. Saves q, k, v, out and lse; scores are computed again in the backward pass."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int
-    ) -> tuple[Tensor, Tensor]:
-        with without_autocast(q.device):
-            return forward(q, k, v, mask, scale, tile)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, *ctx.rule = inputs
-        ctx.save_for_backward(q, k, v, *output)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        if d_out is None:
-            d_out = torch.zeros_like(out)
-        return (*_TiledBackward.apply(q, k, v, out, lse, d_out, d_lse, *ctx.rule), None, None, None)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-        return _map_over_batch(_Tiled, info, in_dims, arguments)
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None,
+    mask: Mask, scale: float, tile: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    with without_autocast(q.device):
+        return backward(q, k, v, out, lse, d_out, d_lse, mask, scale, tile)
 
 
-class _TiledBackward(torch.autograd.Function):
-    """The backward pass as a function of its own, which `torch.func` can map and nobody can differentiate."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None,
-        mask: Mask, scale: float, tile: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        with without_autocast(q.device):
-            return backward(q, k, v, out, lse, d_out, d_lse, mask, scale, tile)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("tiled attention has no double backward; the reference implementation has")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-        return _map_over_batch(_TiledBackward, info, in_dims, arguments)
+_PASSES = Passes("tiled attention", _forward, _backward)
 
 
 class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
     The smallest form of the algorithm: one head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k
-    and v are saved as they came, and cast again in the backward pass.
+    and v are saved as they came, and cast again in the backward pass. `torch.func` needs `attention` instead.
     """
 
     @staticmethod
@@ -215,8 +170,8 @@ class FlashAttention2(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, lse = ctx.saved_tensors  # once: under checkpointing they are unpacked once
         q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
-        grads = _TiledBackward.apply(
-            q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, *ctx.rule
+        grads = AttentionGradient.apply(
+            q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, _PASSES, ctx.rule
         )
         return (*(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True)), None)
 
@@ -237,6 +192,7 @@ def attention(
 
     Raises:
         ValueError: a call outside the contract.
+        NotImplementedError: forward-mode differentiation.
     """
     problem = prepare(
         q,
@@ -249,5 +205,6 @@ def attention(
         name="tiled",
         dtypes=_DTYPES,
     )
-    out, lse = _Tiled.apply(problem.q, problem.k, problem.v, problem.mask, problem.scale, tile)
+    refuse_forward_mode(_PASSES.name, *problem[:3])
+    out, lse = Attention.apply(*problem[:3], _PASSES, (problem.mask, problem.scale, tile))
     return finish(problem, out, lse, return_lse)

@@ -162,9 +162,8 @@ def take_turns(counters, bars, work, row_tiles, ORDER: gl.constexpr):
         counter = counters + (batch * heads + head) * row_tiles + row_tile
         while load_acquire(counter) != key_tile:
             pass
-        mbarrier.wait(
-            passed.index(t % ORDER), (t // ORDER + 1) & 1
-        )  # at most ORDER turns ahead of `pass_turns`
+        # At most ORDER turns ahead of `pass_turns`.
+        mbarrier.wait(passed.index(t % ORDER), (t // ORDER + 1) & 1)
         mbarrier.arrive(turn.index(t % ORDER), count=1)
         head, row_tile = next_tile(head, row_tile, last_tile, steps_a_head)
 
@@ -337,11 +336,12 @@ def backward_kernel(
 ):  # fmt: skip
     """dK and dV [B, K, T, H] of KEYS keys a program, and their share of dQ.
 
-    Args (beside the obvious): lse2 and delta [B * N, rows padded to QUERIES]: the log-sum-exp in base 2 (+inf
-    for a
-        row that saw no key or does not exist) and rowsum(O * dO) - dlse; dq_sum: float32 workspace, one tile
-        of QUERIES * H a query tile in the order of `by_thread`; counters: zeros, one a query tile; arrivals:
-        one zero.
+    Args:
+        lse2_desc, delta_desc: [B * N, rows padded to QUERIES] float32: the log-sum-exp in base 2 (+inf for a row that
+            saw no key or does not exist) and rowsum(O * dO) - dlse.
+        dq_sum: float32 workspace, QUERIES * H numbers a query tile, in the order of `by_thread`.
+        counters: int32 zeros, one a query tile.
+        arrivals: one int32 zero.
     """
     ORDER: gl.constexpr = 8
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, H], DTYPE)
@@ -419,7 +419,9 @@ def finish_dq_kernel(
     if CAUSAL and row_tile * QUERIES + QUERIES - 1 + offset < 0:  # no key tile ever came here
         flat = gl.zeros_like(flat)
     values = gl.convert_layout((from_thread_order(flat, QUERIES, H) * scale).to(dq.dtype.element_ty), ROWS)
-    rows = row_tile * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(1, ROWS))
-    columns = gl.arange(0, H, gl.SliceLayout(0, ROWS))
-    offsets = gl.expand_dims(rows, 1) * H + gl.expand_dims(columns, 0)
-    gl.store(dq + instance * query_length * H + offsets, values, mask=gl.expand_dims(rows, 1) < query_length)
+    # From the tile's own first element: from the head's, 32 bits end at 2^31 elements.
+    first_row = row_tile * QUERIES
+    dq_tile = dq + (instance * query_length + first_row) * H
+    rows = gl.expand_dims(gl.arange(0, QUERIES, gl.SliceLayout(1, ROWS)), 1)
+    columns = gl.expand_dims(gl.arange(0, H, gl.SliceLayout(0, ROWS)), 0)
+    gl.store(dq_tile + (rows * H + columns), values, mask=first_row + rows < query_length)

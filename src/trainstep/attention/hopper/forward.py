@@ -121,9 +121,8 @@ def attend_tile(
     _, k_ready, k_free, v_ready, v_free, turn, _ = bars
     stage = t % STAGES
     if TAKE_TURNS:
-        mbarrier.wait(
-            turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1
-        )  # the first consumer began without waiting
+        # The first consumer began without waiting.
+        mbarrier.wait(turn.index(CONSUMER), (t + (CONSUMER == 0)) & 1)
     s = gl.zeros([64, KEYS], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q_tile, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     before = (t - 1) % STAGES
@@ -138,8 +137,7 @@ def attend_tile(
         seen = visible(gl.expand_dims(rows, 1), gl.expand_dims(columns, 0), offset, key_length, CAUSAL)
         s = gl.where(seen, s, -float("inf"))
     probabilities, row_max, row_sum, correction = online_softmax_update(s, row_max, row_sum, scale_log2, MASK)
-    # The next wait for keys stands here because ptxas moves no arithmetic across its loop: left to itself it
-    # takes
+    # The next wait for keys stands here because ptxas moves no arithmetic across its loop: left to itself it takes
     # the exponentials after the products, beside nothing.
     ahead = t + 1
     mbarrier.wait(k_ready.index(ahead % STAGES), (ahead // STAGES) & 1, pred=ahead < tiles)
@@ -227,12 +225,11 @@ def attend_rows(
     tma.store_wait(0)
 
 
+# A length of 1 must not become a constant: partitions cannot capture one.
 _LENGTHS = ["heads", "group", "head_section", "row_tiles", "query_length", "key_length", "offset"]
 
 
-@gluon.jit(
-    do_not_specialize=_LENGTHS
-)  # a length of 1 must not become a constant: partitions cannot capture one
+@gluon.jit(do_not_specialize=_LENGTHS)
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, heads, group, head_section, row_tiles, query_length, key_length,
     offset, scale_log2,
@@ -252,13 +249,13 @@ def forward_kernel(
     k_ring = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, H], RING)
     v_ring = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, H], RING)
     bars = (
-        allocate_barriers(1, 1),
-        allocate_barriers(STAGES, 1),
-        allocate_barriers(STAGES, CONSUMERS),
-        allocate_barriers(STAGES, 1),
-        allocate_barriers(STAGES, CONSUMERS),
-        allocate_barriers(CONSUMERS, 1),
-        allocate_barriers((ROWS + KEYS - 2) // KEYS + 1, CONSUMERS),  # at least the masked tiles
+        allocate_barriers(1, 1),  # q_ready
+        allocate_barriers(STAGES, 1),  # k_ready
+        allocate_barriers(STAGES, CONSUMERS),  # k_free
+        allocate_barriers(STAGES, 1),  # v_ready
+        allocate_barriers(STAGES, CONSUMERS),  # v_free
+        allocate_barriers(CONSUMERS, 1),  # turn: this consumer may issue its products
+        allocate_barriers((ROWS + KEYS - 2) // KEYS + 1, CONSUMERS),  # agreed; at least one a masked tile
     )
 
     program = gl.program_id(0)

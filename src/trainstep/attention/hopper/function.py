@@ -11,7 +11,9 @@ import torch
 import triton
 from torch import Tensor
 
-from trainstep.attention.contract import Problem, finish, prepare, refuse_forward_mode
+from trainstep.attention.contract import Problem, finish, prepare
+from trainstep.attention.differentiable import Attention, Passes, register_derivatives
+from trainstep.derivatives import inside_func, refuse_forward_mode
 
 CAPABILITY = (9, 0)
 TRITON = ("3.6.0",)
@@ -77,30 +79,8 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.rule = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)  # an unused log-sum-exp costs nothing
-
-
-def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse = ctx.saved_tensors
-    if d_out is None:
-        d_out = torch.zeros_like(out)
-    grads = hopper_attention_backward(q, k, v, out, lse, d_out, d_lse, *ctx.rule)
-    return (*grads, None, None, None)
-
-
-hopper_attention_forward.register_autograd(_differentiate, setup_context=_save)
-
-
-def _refuse(ctx: Any, *grads: Tensor | None) -> None:
-    raise NotImplementedError(
-        "hopper attention has no double backward; use the reference implementation for second derivatives"
-    )
-
-
-hopper_attention_backward.register_autograd(_refuse)
+_PASSES = Passes("hopper attention", hopper_attention_forward, hopper_attention_backward)
+register_derivatives(_PASSES)
 
 
 def attention(
@@ -126,11 +106,14 @@ def attention(
     problem = prepare(
         q, k, v, causal=causal, window=window, scale=scale, alignment=alignment, name="hopper", dtypes=_DTYPES
     )
-    refuse_forward_mode(problem, "hopper")
+    refuse_forward_mode(_PASSES.name, *problem[:3])
     reason = refusal(problem)
     if reason is not None:
         raise ValueError(reason)
-    out, lse = hopper_attention_forward(
-        problem.q, problem.k, problem.v, problem.causal, problem.scale, problem.offset
-    )
+    # torch.func takes no derivative from `register_autograd`.
+    rule = (problem.causal, problem.scale, problem.offset)
+    if inside_func(*problem[:3]):
+        out, lse = Attention.apply(*problem[:3], _PASSES, rule)
+    else:
+        out, lse = hopper_attention_forward(*problem[:3], *rule)
     return finish(problem, out, lse, return_lse)

@@ -178,7 +178,8 @@ def backward(
     if seen == 0:
         return dq.zero_(), dk, dv
     q, k, v, d_out = _loadable(q), _loadable(k), _loadable(v), _loadable(d_out)
-    assert out.is_contiguous() and lse.is_contiguous()
+    # They are, as the forward pass made them; torch.func.vmap may hand on one repeated by stride 0.
+    out, lse = out.contiguous(), lse.contiguous()
     d_lse = None if d_lse is None else d_lse.float().contiguous()
 
     instances = batch * heads

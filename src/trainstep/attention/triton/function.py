@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainstep.attention.contract import finish, prepare, refuse_forward_mode, refuse_second_derivative
+from trainstep.attention.contract import finish, prepare
+from trainstep.attention.differentiable import Attention, AttentionGradient, Passes, register_derivatives
 from trainstep.attention.triton import launch
+from trainstep.derivatives import inside_func, refuse_forward_mode
 
 
 @torch.library.custom_op("trainstep::flash_attention_forward", mutates_args=())
@@ -56,37 +58,15 @@ def _(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.rule = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)  # an unused log-sum-exp costs nothing
-
-
-def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse = ctx.saved_tensors
-    if d_out is None:
-        d_out = torch.zeros_like(out)
-    grads = flash_attention_backward(q, k, v, out, lse, d_out, d_lse, *ctx.rule)
-    return (*grads, None, None, None, None, None)
-
-
-flash_attention_forward.register_autograd(_differentiate, setup_context=_save)
-
-
-def _refuse(ctx: Any, *grads: Tensor | None) -> None:
-    raise NotImplementedError(
-        "triton attention has no double backward; use the reference implementation for second derivatives"
-    )
-
-
-flash_attention_backward.register_autograd(_refuse)
+_PASSES = Passes("triton attention", flash_attention_forward, flash_attention_backward)
+register_derivatives(_PASSES)
 
 
 class FlashAttention2(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on [B, S, H]; saves q, k, v, the output and one lse [B, S].
 
     One head, scale 1/sqrt(H), bottom-right causal mask. Under autocast q, k and v are saved as they came, and
-    cast again in the backward pass.
+    cast again in the backward pass. `torch.func` needs `attention` instead.
     """
 
     @staticmethod
@@ -94,26 +74,19 @@ class FlashAttention2(torch.autograd.Function):
         problem = prepare(
             q, k, v, causal=is_causal, window=None, scale=None, alignment="bottom-right", name="triton"
         )
-        ctx.rule = {
-            "causal": problem.causal,
-            "window": None,
-            "scale": problem.scale,
-            "offset": problem.offset,
-        }
-        out, lse = launch.forward(problem.q, problem.k, problem.v, **ctx.rule)
+        ctx.rule = (*problem[3:7], False)
+        out, lse = flash_attention_forward(*problem[:3], *ctx.rule)
         ctx.save_for_backward(q, k, v, out.squeeze(1), lse.squeeze(1))
         return out.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, lse = ctx.saved_tensors  # once: under checkpointing they are unpacked once
-        with torch.no_grad():
-            q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
-            grads = launch.backward(
-                q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, **ctx.rule
-            )
-            first = tuple(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True))
-        return (*refuse_second_derivative("triton", first, (*inputs, d_out)), None)
+        q, k, v = (x.to(out.dtype).unsqueeze(1) for x in inputs)
+        grads = AttentionGradient.apply(
+            q, k, v, out.unsqueeze(1), lse.unsqueeze(1), d_out.unsqueeze(1), None, _PASSES, ctx.rule
+        )
+        return (*(grad.squeeze(1).to(x.dtype) for grad, x in zip(grads, inputs, strict=True)), None)
 
 
 def attention(
@@ -139,8 +112,12 @@ def attention(
         NotImplementedError: forward-mode differentiation.
     """
     problem = prepare(q, k, v, causal=causal, window=window, scale=scale, alignment=alignment, name="triton")
-    refuse_forward_mode(problem, "triton")
+    refuse_forward_mode(_PASSES.name, *problem[:3])
     if tf32 and problem.q.dtype != torch.float32:
         raise ValueError(f"tf32 is a way to multiply float32, got {problem.q.dtype}")
-    out, lse = flash_attention_forward(*problem[:7], tf32)
+    # torch.func takes no derivative from `register_autograd`.
+    if inside_func(*problem[:3]):
+        out, lse = Attention.apply(*problem[:3], _PASSES, (*problem[3:7], tf32))
+    else:
+        out, lse = flash_attention_forward(*problem[:7], tf32)
     return finish(problem, out, lse, return_lse)

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from trainstep.derivatives import refuse_derivatives
 from trainstep.interpreter import holds_bare_bits, interpreted
 from trainstep.kernels.adamw.triton import adamw_kernel
 
@@ -38,6 +39,7 @@ def adamw_(
 
     Raises:
         ValueError: shapes, dtypes or layouts that do not fit, tensors that are not on one CUDA device.
+        NotImplementedError: a derivative of the update is asked for.
     """
     for name, tensor in {"mean": mean, "square": square}.items():
         if tensor.shape != master.shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
@@ -51,6 +53,7 @@ def adamw_(
         raise ValueError("copy must be contiguous")
     if step.dim() or step.dtype != torch.float32:
         raise ValueError(f"step must be a float32 scalar tensor, got {tuple(step.shape)} {step.dtype}")
+    refuse_derivatives("the Triton AdamW", master, gradient, mean, square, step)
     written = [master, mean, square, *([] if copy is None else [copy])]
     if len({tensor.device for tensor in (*written, gradient, step)}) != 1:
         raise ValueError("all tensors must be on one device")
@@ -77,10 +80,12 @@ def adamw_(
 
 
 def _log(beta: float) -> float:
+    """The kernel takes beta^t as exp(t * log(beta))."""
     return math.log(beta) if beta else -math.inf
 
 
 def _fill(device: torch.device) -> int:
+    """How many programs fill a device: one a multiprocessor. The interpreter runs them one after the other."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from trainstep.derivatives import no_double_backward, refuse_forward_mode, refuse_func_gradients
 from trainstep.interpreter import holds_bare_bits, interpreted
 from trainstep.kernels.weighted_sum.triton import backward_kernel, forward_kernel
 
+_NAME = "the Triton weighted sum"
 _ROWS = 16
 _MOST_PROGRAMS = 512  # of the backward pass: bounds the memory of the shares of dw
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -23,7 +24,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: shapes that do not fit, mixed or unknown dtypes, tensors that are not on one CUDA device.
-        NotImplementedError: forward-mode differentiation.
+        NotImplementedError: forward-mode differentiation, or derivatives by torch.func.
     """
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must be [D] for x [..., D], got {tuple(weight.shape)} for {tuple(x.shape)}")
@@ -35,22 +36,9 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
         )
     if x.device != weight.device:
         raise ValueError(f"x and weight must be on one device, got {x.device} and {weight.device}")
-    if x.device.type != "cuda" and not interpreted():
-        raise ValueError(
-            f"the Triton weighted sum needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1"
-        )
-    if _has_tangent(x) or _has_tangent(weight):
-        # Of a custom operator torch takes the missing tangent for zeros.
-        raise NotImplementedError("the Triton weighted sum has no forward-mode derivative; the reference has")
+    refuse_forward_mode(_NAME, x, weight)
+    refuse_func_gradients(_NAME, x, weight)
     return weighted_sum_forward(x.reshape(-1, x.shape[-1]), weight).view(x.shape[:-1])
-
-
-def _has_tangent(x: Tensor) -> bool:
-    """Whether x carries a forward-mode tangent. Torch cannot tell under vmap: then inside any forward-mode level."""
-    try:
-        return forward_ad.unpack_dual(x).tangent is not None
-    except RuntimeError:
-        return True
 
 
 def _wide(x: Tensor, weight: Tensor) -> bool:
@@ -66,6 +54,8 @@ def _columns(width: int) -> int:
 @torch.library.custom_op("trainstep::weighted_sum_forward", mutates_args=())
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     """x [R, D], weight [D] -> y [R]."""
+    if x.device.type != "cuda" and not interpreted():
+        raise ValueError(f"{_NAME} needs CUDA tensors, got {x.device} without TRITON_INTERPRET=1")
     if holds_bare_bits(x):
         return weighted_sum_forward(x.float(), weight.float()).to(x.dtype)
     rows, width = x.shape
@@ -116,9 +106,5 @@ def _differentiate(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
     return weighted_sum_backward(*ctx.saved_tensors, g)
 
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("the Triton weighted sum has no double backward; the reference has")
-
-
 weighted_sum_forward.register_autograd(_differentiate, setup_context=_save)
-weighted_sum_backward.register_autograd(_refuse)
+weighted_sum_backward.register_autograd(no_double_backward(_NAME))

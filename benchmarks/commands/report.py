@@ -82,7 +82,7 @@ def make_report(
         commits=commits,
         findings=regressions(trends(rows, commits), commits),
         damaged=damaged,
-        links=[("asv site", "asv/index.html")] if (directory / "asv" / "index.html").is_file() else [],
+        links=_asv_site(directory),
     )
     write_atomically(index, made.html)
     if file_format == "asv":
@@ -95,16 +95,38 @@ def make_report(
 def write_asv(rows: Sequence[Row], root: Path) -> None:
     """Records of named machines as results of asv, one file a commit and environment.
 
+    Of all tiers: what `asv run` itself measures is the smaller ones.
+
     Raises:
         ValueError: git does not know a commit, or asv's list of benchmarks is damaged.
     """
     from benchmarks.cases import every_case
     from benchmarks.export import to_asv
-    from benchmarks.suite import ASV_TIERS, asv_name
+    from benchmarks.suite import asv_name
 
-    cases = [case for case in every_case() if case.tier in ASV_TIERS]
-    published = [row for row in rows if row.machine != "local"]
-    to_asv(published, root / "results" / "asv", cases=cases, asv_name=asv_name, root=root)
+    published = [row for row in rows if row.machine != "local" and row.suite == "run"]
+    _, left = to_asv(
+        published, root / "results" / "asv", cases=list(every_case()), asv_name=asv_name, root=root
+    )
+    if left:
+        print(
+            f"{len(left)} of {len(published)} rows are not among asv's results: of a dirty tree, or of a case that is gone"
+            f" or changed, the first {left[0].case}",
+            file=sys.stderr,
+        )
+
+
+def _asv_site(directory: Path) -> list[tuple[str, str]]:
+    """A link to what `asv publish` left beside the page, which asks a network for its scripts: made to need none."""
+    from benchmarks.report.asv_site import make_offline
+
+    site = directory / "asv"
+    if (site / "index.json").is_file():
+        try:
+            make_offline(site)
+        except ValueError as error:
+            print(f"warning: {error}", file=sys.stderr)
+    return [("asv site", "asv/index.html")] if (site / "index.html").is_file() else []
 
 
 def collect(results: Path) -> tuple[list[Row], list[str]]:

@@ -2,11 +2,13 @@
 
 import datetime
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.commands.report import make_report
 from benchmarks.report.asv_site import make_offline
 from tests.report.browser import Browser, find_browser
 
@@ -65,6 +67,16 @@ def test_twice_is_once(site):
     first = make_offline(site).read_text()
     assert make_offline(site).read_text() == first and first.count("offline.js") == 1
     assert 'type="module"' not in first and "crossorigin" not in first
+
+
+def test_the_page_makes_the_site_beside_it_open_offline(site, tmp_path):
+    shutil.copytree(site, tmp_path / "asv")
+    subprocess.run([sys.executable, "-m", "asv", "publish", "--html-dir", str(tmp_path / "asv")],
+                   cwd=site.parent, check=True, capture_output=True, timeout=60)  # fmt: skip
+    assert "offline.js" not in (tmp_path / "asv" / "index.html").read_text()
+    page = make_report(site.parent, tmp_path)
+    assert "offline.js" in (tmp_path / "asv" / "index.html").read_text()
+    assert "asv/index.html" in page.read_text()
 
 
 @pytest.mark.skipif(find_browser() is None, reason="needs a Chromium on the path to open the page in")

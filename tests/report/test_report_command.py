@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks.cases import every_case
 from benchmarks.commands import report as command
 from benchmarks.commands.report import collect, first_parents, make_report
 from benchmarks.measure import record
@@ -108,6 +109,19 @@ def test_asv_s_results_need_git(tmp_path):
     with pytest.raises(ValueError, match="results are of commits, and git knows none here"):
         make_report(tmp_path, tmp_path / "out", file_format="asv")
     assert not (tmp_path / "out").exists()
+
+
+def test_asv_s_results_hold_cases_of_every_tier_and_name_what_they_leave_out(checkout, tmp_path, capsys):
+    pytest.importorskip("asv", reason="asv is not installed")
+    large = next(case for case in every_case() if case.tier == "full" and case.area == "attention")
+    commit = git(checkout, "rev-parse", "main")
+    writer = RunWriter(checkout / "results" / "records" / "h200" / commit, "run")
+    for case in (large.id, "attention/gone/forward/B1,S64,fp32,w1"):
+        writer.add(row(case, 0.5, commit=commit, run="run", machine="h200", version=large.version))
+    make_report(checkout, tmp_path / "out", machine="h200", file_format="asv")
+    (stored,) = (path for path in (checkout / "results" / "asv" / "h200").glob(f"{commit[:8]}-*.json"))
+    assert large.target in stored.read_text()
+    assert "1 of 2 rows are not among asv's results" in capsys.readouterr().err
 
 
 def test_one_machine(checkout, tmp_path):

@@ -5,10 +5,9 @@ import gc
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from benchmarks.cases.case import Case, Check, Prepared, Work
+from benchmarks.cases.case import Case, Prepared, Work
 from benchmarks.cases.registries import ruler_module
 from benchmarks.measure.clock import HostClock, host_clock
 
@@ -16,7 +15,7 @@ AREA = "step"
 PHASES = ("forward", "forward_backward", "train_step")
 PHASE_SAMPLES = 5
 LEARNING_RATE = 1e-5
-CHECK_BATCHES = 16
+CAPTURE_WARMUPS = 3  # steps before a CUDA graph is captured
 _PRESETS = ruler_module("specs/model.py").MODELS
 
 
@@ -146,7 +145,15 @@ def _load(target: str) -> Any:
 class Step:
     """Model, optimizer and one random batch, with the parts of a step as methods without arguments."""
 
-    def __init__(self, row: StepRow, config: Any, dtype_name: str, device: str, seed: int = 0) -> None:
+    def __init__(
+        self,
+        row: StepRow,
+        config: Any,
+        dtype_name: str,
+        device: str,
+        seed: int = 0,
+        **optimizer_options: float,
+    ) -> None:
         import torch
 
         from trainstep.attention.registry import get_attention
@@ -169,7 +176,7 @@ class Step:
             fused_projections=row.fused_projections,
         )
         self.device = device
-        self.optimizer = self._optimizer()
+        self.optimizer = self._optimizer({"lr": LEARNING_RATE, **row.optimizer_options, **optimizer_options})
         self.draw(seed)
         self.scaler = torch.amp.GradScaler(device) if self.spec.autocast == "float16" else None
         self.skipped_steps = 0
@@ -190,13 +197,13 @@ class Step:
         )
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def _optimizer(self) -> Any:
+    def _optimizer(self, options: dict[str, Any]) -> Any:
         import torch
 
         row, model = self.row, self.model
         make = _load(row.optimizer)
         if not row.step_in_backward:
-            return make(model.parameters(), lr=LEARNING_RATE, **row.optimizer_options)
+            return make(model.parameters(), **options)
         if self.spec.torch_name != "float32" or self.spec.autocast == "float16":
             raise NotImplementedError(
                 f"{row.name} updates float32 weights from unscaled gradients: fp32, tf32 or amp-bf16, not {self.spec.name}"
@@ -205,9 +212,7 @@ class Step:
         from trainstep.model.step_in_backward import StepInBackward, layers
 
         masters = lower_products(model, getattr(torch, self.spec.autocast)) if self.spec.autocast else {}
-        return StepInBackward(
-            layers(model), lambda group: make(group, masters, lr=LEARNING_RATE, **row.optimizer_options)
-        )
+        return StepInBackward(layers(model), lambda group: make(group, masters, **options))
 
     def _compiled(self) -> Callable[[Any, Any], Any]:
         """(inputs, targets) -> loss, compiled as the row says."""
@@ -293,7 +298,7 @@ class Step:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):
+            for _ in range(CAPTURE_WARMUPS):
                 self.reset_gradients()
                 run()
         torch.cuda.current_stream().wait_stream(side)
@@ -326,6 +331,8 @@ def prepare(one: Case, device: str) -> Prepared:
     A training step moves the parameters, so samples do not start from equal values; the work they do is equal.
     """
     import torch
+
+    from benchmarks.cases.step_check import check
 
     row = ROWS[one.target]
     config = config_of(one)
@@ -396,53 +403,3 @@ def phase_metrics(
         seconds = [sample[name] for sample in kept]
         found[name] = {"value": median(seconds), "unit": "s", "better": "lower", "samples": seconds}
     return found
-
-
-def packed(weights: dict[str, Any]) -> dict[str, Any]:
-    """Weights of separate projections, as the packed ones of `fused_projections` hold them."""
-    import torch
-
-    result = {}
-    for name, value in weights.items():
-        if ".query." in name:
-            parts = [weights[name.replace(".query.", f".{part}.")] for part in ("query", "key", "value")]
-            result[name.replace(".query.", ".query_key_value.")] = torch.cat(parts)
-        elif name.endswith(".gate.weight"):
-            parts = [weights[name.replace(".gate.", f".{part}.")] for part in ("gate", "up")]
-            result[name.replace(".gate.", ".gate_up.")] = torch.cat(parts)
-        elif not any(f".{part}." in name for part in ("key", "value", "up")):
-            result[name] = value
-    return result
-
-
-@cache
-def check(target: str, dtype_name: str, device: str) -> Check:
-    """Losses of the target beside `plain` in float64 on a two-layer model with the same seed.
-
-    The budget follows what `plain` itself loses in the target's precision. Several batches: one loss, a mean over
-    tokens, is now and then right by luck, and nothing could be compared with that.
-    """
-    import torch
-
-    from benchmarks.measure.error_budget import OUTPUT_FACTOR, budget, largest_error
-    from trainstep.specs.model import get_model
-
-    config = get_model("toy", context_length=64, d_model=128, vocab_size=1000)
-
-    def losses(row: StepRow, dtype: str, like: Step | None = None) -> tuple[Step, Any]:
-        step = Step(row, config, dtype, device)
-        if like is not None:
-            weights = like.model.state_dict()
-            step.model.load_state_dict(packed(weights) if row.fused_projections else weights)
-        found = []
-        with torch.no_grad():
-            for seed in range(CHECK_BATCHES):
-                step.draw(seed)
-                step.forward()
-                found.append(step.loss.detach())
-        return step, torch.stack(found)
-
-    weights, exact = losses(ROWS["plain"], "fp64")
-    _, near = losses(ROWS["plain"], dtype_name, weights)
-    _, got = losses(ROWS[target], dtype_name, weights)
-    return Check(error=largest_error(got, exact), budget=budget(near, exact, OUTPUT_FACTOR, exact))

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.cases import step as table
+from benchmarks.cases.step_check import check
 from benchmarks.measure.record import load
 from trainstep.specs.model import get_model
 
@@ -95,7 +96,7 @@ def test_float32_has_an_attention_of_its_own(dtype, attention):
 
 
 def test_an_error_of_one_part_in_ten_thousand_is_red(monkeypatch):
-    assert table.check.__wrapped__("plain", "fp32", "cpu").green
+    assert check.__wrapped__("plain", "fp32", "cpu").green
 
     class Wrong(table.Step):
         def forward(self):
@@ -105,7 +106,48 @@ def test_an_error_of_one_part_in_ten_thousand_is_red(monkeypatch):
 
     monkeypatch.setitem(table.ROWS, "wrong", table.StepRow(name="wrong"))
     monkeypatch.setattr(table, "Step", Wrong)
-    assert not table.check.__wrapped__("wrong", "fp32", "cpu").green
+    assert not check.__wrapped__("wrong", "fp32", "cpu").green
+
+
+class Idle(table.Step):
+    """An optimizer that does nothing, where the row says so."""
+
+    def update(self):
+        if self.row.name != "wrong":
+            super().update()
+
+
+class Steep(table.Step):
+    """One weight's gradients too large by a tenth: AdamW's first update hardly changes with it."""
+
+    def backward(self):
+        super().backward()
+        if self.row.name == "wrong":
+            self.model.blocks[0].attention.value.weight.grad.mul_(1.1)
+
+
+@pytest.mark.parametrize("fault", [Idle, Steep])
+@pytest.mark.parametrize("dtype", ["fp32", "amp-bf16"])
+def test_a_wrong_step_is_red_though_its_loss_is_right(fault, dtype, monkeypatch):
+    monkeypatch.setitem(table.ROWS, "wrong", table.StepRow(name="wrong"))
+    monkeypatch.setattr(table, "Step", fault)
+    assert check.__wrapped__("plain", dtype, "cpu").green
+    assert not check.__wrapped__("wrong", dtype, "cpu").green
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "amp-bf16"])
+def test_ours_is_green_and_red_if_its_graph_replays_nothing(graphs, dtype, monkeypatch):
+    def capture(replays):
+        def captured(step, phase):
+            train(step, table.CAPTURE_WARMUPS)
+            return lambda: train(step, 1) if replays else None
+
+        return captured
+
+    monkeypatch.setitem(table.ROWS, "ours", replace(OURS, cuda_graph=True))
+    for replays in (True, False):
+        monkeypatch.setattr(table.Step, "capture", capture(replays))
+        assert check.__wrapped__("ours", dtype, "cpu").green == replays
 
 
 def test_a_warmup_study_measures_side_by_side(tmp_path, capsys):

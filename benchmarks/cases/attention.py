@@ -64,6 +64,17 @@ def _each(phases: Iterable[str] = PHASES, dtypes: Iterable[str] = ("bf16",), **s
     ]
 
 
+# Shapes by a length, of 16 query heads.
+_ASKED: tuple[Callable[[int], dict[str, Any]], ...] = (
+    lambda length: {"queries": length, "kv_heads": 2},
+    lambda length: {"queries": length, "kv_heads": 1},
+    lambda length: {"queries": length, "window": length // 16},
+    lambda length: {"queries": length, "causal": False},
+    lambda length: {"queries": length // 16, "keys": length},
+    lambda length: {"queries": length // 16, "keys": length, "causal": False},
+)
+
+
 def cases() -> list[Case]:
     """Every attention case, smallest tier first; a case named by two sweeps appears once."""
     found: list[Case] = []
@@ -74,6 +85,15 @@ def cases() -> list[Case]:
     for width in (64, 128):
         found += _each(heads=16, queries=16384, head_dim=width, tier="standard")
     found += _each(dtypes=("fp32", "tf32"), heads=16, queries=4096, head_dim=64, tier="standard")
+    # What models ask of attention besides: shared key/value heads, a window, no mask, a chunk of queries after a
+    # prefix and queries from elsewhere. On a CPU the two rows that every other is judged by.
+    for asked in _ASKED:
+        found += _each(heads=16, head_dim=128, tier="standard", **asked(16384))
+    for asked in _ASKED:
+        found += [
+            case(target, "forward_backward", dtype="fp32", heads=16, head_dim=64, tier="smoke", **asked(256))
+            for target in ("tiled", "sdpa")
+        ]
     # (a) the attention module without heads
     for width in (16, 32, 64, 128):
         for length in (256, 1024, 4096, 8192, 16384):
@@ -231,11 +251,29 @@ def _prepare(one: Case, device: str) -> Prepared:
                 phase=one.phase,
             )
         ),
-        check=lambda: check(
-            one.target, one.dtype, device, one.phase != "forward", shape["N"] // shape["K"], shape["H"], shape["mask"], shape.get("window")
-        ),
+        check=lambda: check(one.target, one.dtype, device, one.phase != "forward", **_short(shape)),
         metrics=metrics,
     )  # fmt: skip
+
+
+def _short(shape: dict[str, Any]) -> dict[str, Any]:
+    """The shape that is checked for a case: its options at a length that float64 can afford.
+
+    Two key/value heads with their query heads, one where the case has one; a window that still hides something;
+    fewer queries than keys, or more, where they differ.
+    """
+    longest = CHECK_LENGTH - 3  # no multiple of any tile
+    kv_heads = 1 if shape["K"] == 1 < shape["N"] else 2
+    window, fewer = shape.get("window"), longest // 4
+    return {
+        "heads": kv_heads * (shape["N"] // shape["K"]),
+        "kv_heads": kv_heads,
+        "queries": fewer if shape["S"] < shape["T"] else longest,
+        "keys": fewer if shape["T"] < shape["S"] else longest,
+        "head_dim": shape["H"],
+        "mask": shape["mask"],
+        "window": None if window is None else min(window, fewer),
+    }
 
 
 @cache
@@ -244,7 +282,11 @@ def check(
     dtype_name: str,
     device: str,
     gradients: bool,
-    group: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
     head_dim: int,
     mask: str,
     window: int | None,
@@ -265,13 +307,12 @@ def check(
     from trainstep.specs.dtype import get_dtype
 
     dtype = getattr(torch, get_dtype(dtype_name).torch_name)
-    length = CHECK_LENGTH - 3  # no multiple of any tile
     shape = {
         "B": 1,
-        "N": 2 * group,
-        "K": 2,
-        "S": length,
-        "T": length,
+        "N": heads,
+        "K": kv_heads,
+        "S": queries,
+        "T": keys,
         "H": head_dim,
         "mask": mask,
         "window": window,
@@ -290,9 +331,13 @@ def check(
         exact = results(reference, torch.float64)
         plain = results(reference, dtype)
         ours = results(_function(target, device, dtype_name), dtype)
-    place = torch.arange(length, device=device)
-    distance = place[:, None] - place[None, :]  # query - key
-    seen = (distance >= 0) & (distance < (window or length)) if mask == "causal" else distance > -length
+    place = torch.arange(
+        keys - queries, keys, device=device
+    )  # of the queries: the last one sees the last key
+    distance = place[:, None] - torch.arange(keys, device=device)[None, :]
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if mask == "causal":
+        seen = (distance >= 0) & (distance < (window or keys))
     terms = attention_terms(q, k, v, upstream, seen=seen, scale=head_dim**-0.5)
     shares = []
     for index, (got, near, truth) in enumerate(zip(ours, plain, exact, strict=True)):

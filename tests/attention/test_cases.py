@@ -88,3 +88,51 @@ def test_a_graph_that_is_kept_gives_no_buffer_away(monkeypatch):
         prepared.run()
         prepared.close()
     assert seen == [False, True]
+
+
+def test_what_models_ask_besides_is_measured():
+    asked = {
+        (c.shape["K"], c.shape["S"], c.shape["mask"], c.shape.get("window"))
+        for c in table.cases()
+        if c.target == "triton" and c.tier == "standard" and c.shape["T"] == 16384 and c.shape["H"] == 128
+    }
+    assert asked >= {
+        (2, 16384, "causal", None),
+        (1, 16384, "causal", None),
+        (16, 16384, "causal", 1024),
+        (16, 16384, "full", None),
+        (16, 1024, "causal", None),
+        (16, 1024, "full", None),
+    }
+
+
+@pytest.mark.parametrize(
+    "shape", [{"queries": 16, "keys": 64}, {"window": 4}, {"causal": False}, {"kv_heads": 1}]
+)
+def test_the_check_of_a_case_has_its_options(shape, monkeypatch):
+    one = table.case(
+        "tiled", "forward_backward", dtype="fp32", heads=4, head_dim=16, **{"queries": 64, **shape}
+    )
+    assert table.prepare(one, "cpu").check().green
+    right = table._function
+
+    def wrong(target, *arguments, **needs):
+        function = right(target, *arguments, **needs)
+        if target != "tiled":
+            return function
+
+        def other(q, k, v, **options):
+            if shape == {"kv_heads": 1}:  # each query head the next one's
+                q = q.roll(1, 1)
+            elif "window" in shape:
+                options["window"] += 1
+            else:  # top-left alignment, or a mask where there is none
+                options |= {"causal": True, "alignment": "top-left"}
+            return function(q, k, v, **options)
+
+        return other
+
+    monkeypatch.setattr(table, "_function", wrong)
+    table.check.cache_clear()
+    assert not table.prepare(one, "cpu").check().green
+    table.check.cache_clear()

@@ -24,7 +24,7 @@ LOCAL = ROOT / "results" / "local"
 SITE = ROOT / "results" / "html" / "asv"
 # Small cases whose setup needs no compiler.
 HISTORY_CASES = (
-    r"bench_step.*'plain'.*toy|bench_attention.ForwardBackward.*'(reference|tiled|sdpa-math)'.*S256"
+    r"bench_step.*'plain'.*toy|bench_attention.ForwardBackward.*'(reference|tiled|sdpa-math)'.*N4,K4,S256"
 )
 
 

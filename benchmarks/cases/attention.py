@@ -64,15 +64,17 @@ def _each(phases: Iterable[str] = PHASES, dtypes: Iterable[str] = ("bf16",), **s
     ]
 
 
-# Shapes by a length, of 16 query heads.
-_ASKED: tuple[Callable[[int], dict[str, Any]], ...] = (
-    lambda length: {"queries": length, "kv_heads": 2},
-    lambda length: {"queries": length, "kv_heads": 1},
-    lambda length: {"queries": length, "window": length // 16},
-    lambda length: {"queries": length, "causal": False},
-    lambda length: {"queries": length // 16, "keys": length},
-    lambda length: {"queries": length // 16, "keys": length, "causal": False},
-)
+def _asked(length: int) -> list[dict[str, Any]]:
+    """What models ask of 16 query heads besides: shared key/value heads, a window, no mask, a chunk of queries after a
+    prefix, and queries from elsewhere."""
+    return [
+        {"queries": length, "kv_heads": 2},
+        {"queries": length, "kv_heads": 1},
+        {"queries": length, "window": length // 16},
+        {"queries": length, "causal": False},
+        {"queries": length // 16, "keys": length},
+        {"queries": length // 16, "keys": length, "causal": False},
+    ]
 
 
 def cases() -> list[Case]:
@@ -85,13 +87,11 @@ def cases() -> list[Case]:
     for width in (64, 128):
         found += _each(heads=16, queries=16384, head_dim=width, tier="standard")
     found += _each(dtypes=("fp32", "tf32"), heads=16, queries=4096, head_dim=64, tier="standard")
-    # What models ask of attention besides: shared key/value heads, a window, no mask, a chunk of queries after a
-    # prefix and queries from elsewhere. On a CPU the two rows that every other is judged by.
-    for asked in _ASKED:
-        found += _each(heads=16, head_dim=128, tier="standard", **asked(16384))
-    for asked in _ASKED:
+    for shape in _asked(16384):
+        found += _each(heads=16, head_dim=128, tier="standard", **shape)
+    for shape in _asked(256):  # on a CPU one row of ours and one peer
         found += [
-            case(target, "forward_backward", dtype="fp32", heads=16, head_dim=64, tier="smoke", **asked(256))
+            case(target, "forward_backward", dtype="fp32", heads=16, head_dim=64, tier="smoke", **shape)
             for target in ("tiled", "sdpa")
         ]
     # (a) the attention module without heads
@@ -266,32 +266,20 @@ def _short(shape: dict[str, Any]) -> dict[str, Any]:
     kv_heads = 1 if shape["K"] == 1 < shape["N"] else 2
     window, fewer = shape.get("window"), longest // 4
     return {
-        "heads": kv_heads * (shape["N"] // shape["K"]),
-        "kv_heads": kv_heads,
-        "queries": fewer if shape["S"] < shape["T"] else longest,
-        "keys": fewer if shape["T"] < shape["S"] else longest,
-        "head_dim": shape["H"],
+        "B": 1,
+        "N": kv_heads * (shape["N"] // shape["K"]),
+        "K": kv_heads,
+        "S": fewer if shape["S"] < shape["T"] else longest,
+        "T": fewer if shape["T"] < shape["S"] else longest,
+        "H": shape["H"],
         "mask": shape["mask"],
         "window": None if window is None else min(window, fewer),
     }
 
 
 @cache
-def check(
-    target: str,
-    dtype_name: str,
-    device: str,
-    gradients: bool,
-    *,
-    heads: int,
-    kv_heads: int,
-    queries: int,
-    keys: int,
-    head_dim: int,
-    mask: str,
-    window: int | None,
-) -> Check:
-    """Compare outputs (and gradients where wanted) with the reference in float64, at a short length.
+def check(target: str, dtype_name: str, device: str, gradients: bool, **shape: Any) -> Check:
+    """Compare outputs (and gradients where wanted) with the reference in float64, for a shape that `_short` gave.
 
     The error returned is the largest share of its budget over all compared tensors, so its budget is 1.
     """
@@ -303,20 +291,11 @@ def check(
         attention_terms,
         budget,
         largest_error,
+        largest_share,
     )
     from trainstep.specs.dtype import get_dtype
 
     dtype = getattr(torch, get_dtype(dtype_name).torch_name)
-    shape = {
-        "B": 1,
-        "N": heads,
-        "K": kv_heads,
-        "S": queries,
-        "T": keys,
-        "H": head_dim,
-        "mask": mask,
-        "window": window,
-    }
     q, k, v, upstream = _inputs(shape, dtype, device, seed=1)
     reference = ruler_module("attention/registry.py").load_attention(ROWS["reference"])
 
@@ -331,16 +310,15 @@ def check(
         exact = results(reference, torch.float64)
         plain = results(reference, dtype)
         ours = results(_function(target, device, dtype_name), dtype)
-    place = torch.arange(
-        keys - queries, keys, device=device
-    )  # of the queries: the last one sees the last key
+    queries, keys = shape["S"], shape["T"]
+    place = torch.arange(keys - queries, keys, device=device)  # of queries: the last one sees the last key
     distance = place[:, None] - torch.arange(keys, device=device)[None, :]
     seen = torch.ones_like(distance, dtype=torch.bool)
-    if mask == "causal":
-        seen = (distance >= 0) & (distance < (window or keys))
-    terms = attention_terms(q, k, v, upstream, seen=seen, scale=head_dim**-0.5)
+    if shape["mask"] == "causal":
+        seen = (distance >= 0) & (distance < (shape["window"] or keys))
+    terms = attention_terms(q, k, v, upstream, seen=seen, scale=shape["H"] ** -0.5)
     shares = []
     for index, (got, near, truth) in enumerate(zip(ours, plain, exact, strict=True)):
         allowed = budget(near, truth, GRADIENT_FACTOR if index else OUTPUT_FACTOR, terms[index])
         shares.append(largest_error(got, truth) / allowed)
-    return Check(error=max(shares, key=lambda share: (share != share, share)), budget=1.0)
+    return largest_share(shares)

@@ -264,7 +264,7 @@ def check(plan: Plan) -> tuple[float, float]:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.measure.error_budget import GRADIENT_FACTOR, budget, largest_error
+    from benchmarks.measure.error_budget import GRADIENT_FACTOR, budget, largest_error, largest_share
     from trainstep.specs.model import get_model
 
     drop()
@@ -282,8 +282,8 @@ def check(plan: Plan) -> tuple[float, float]:
 
     plain, exact = whole(plan.dtype), whole("fp64")
     assert set(got) == set(exact), "a parameter is missing after the step"
-    shares = [
+    worst = largest_share(
         largest_error(got[name], exact[name]) / budget(plain[name], exact[name], GRADIENT_FACTOR, exact[name])
         for name in exact
-    ]
-    return max(shares, key=lambda share: (share != share, share)), 1.0
+    )
+    return worst.error, worst.budget

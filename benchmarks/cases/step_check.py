@@ -1,4 +1,4 @@
-"""Whether a way of running the training step computes it: losses, gradients and updates beside `plain` in float64."""
+"""Whether a way of running the training step computes it: losses and updates beside `plain` in float64."""
 
 from functools import cache
 from typing import Any
@@ -67,19 +67,25 @@ def check(target: str, dtype_name: str, device: str) -> Check:
     """
     import torch
 
-    from benchmarks.measure.error_budget import GRADIENT_FACTOR, OUTPUT_FACTOR, budget, largest_error
+    from benchmarks.measure.error_budget import (
+        GRADIENT_FACTOR,
+        OUTPUT_FACTOR,
+        budget,
+        largest_error,
+        largest_share,
+    )
     from trainstep.specs.model import get_model
 
     config = get_model("toy", context_length=64, d_model=128, vocab_size=1000)
-    start: dict[str, Any] = {}
 
-    def results(target: str, dtype: str) -> tuple[Any, dict[str, Any]]:
+    def make(target: str, dtype: str) -> table.Step:
         step = table.Step(table.ROWS[target], config, dtype, device, lr=0.1, eps=1.0)
         if step.scaler:  # so that no step overflows and is skipped
             step.scaler = torch.amp.GradScaler(device, init_scale=2.0**8)
-        if not start:
-            start.update({name: weight.clone() for name, weight in _weights(step).items()})
-        _load_weights(step, start)
+        return step
+
+    def results(step: table.Step) -> tuple[Any, dict[str, Any]]:
+        _load_weights(step, weights)
         before = {name: weight.to(torch.float64, copy=True) for name, weight in _weights(step).items()}
         losses = []
         for seed in range(CHECK_BATCHES):
@@ -91,21 +97,23 @@ def check(target: str, dtype_name: str, device: str) -> Check:
         moved = {name: weight.double() - before[name] for name, weight in _weights(step).items()}
         return torch.stack(losses), moved
 
-    loss, moved = results("plain", "fp64")
-    near_loss, near_moved = results("plain", dtype_name)
-    got_loss, got_moved = results(target, dtype_name)
-    weights = start
+    oracle = make("plain", "fp64")
+    weights = {name: weight.clone() for name, weight in _weights(oracle).items()}
+    loss, moved = results(oracle)
+    near_loss, near_moved = results(make("plain", dtype_name))
+    got_loss, got_moved = results(make(target, dtype_name))
     if table.ROWS[target].fused_projections:
-        moved, near_moved, weights = packed(moved), packed(near_moved), packed(start)
+        moved, near_moved, weights = packed(moved), packed(near_moved), packed(weights)
     sizes = {name: float(move.square().mean().sqrt()) for name, move in moved.items()}
 
     def alike(moves: dict[str, Any]) -> Any:
         return torch.cat([moves[name].double().flatten() / size for name, size in sizes.items()])
 
-    shares = []
-    for got, near, exact, factor, terms in (
+    compared = (
         (got_loss, near_loss, loss, OUTPUT_FACTOR, loss),
         (alike(got_moved), alike(near_moved), alike(moved), GRADIENT_FACTOR, alike(weights)),
-    ):
-        shares.append(largest_error(got, exact) / budget(near, exact, factor, terms))
-    return Check(error=max(shares, key=lambda share: (share != share, share)), budget=1.0)
+    )
+    return largest_share(
+        largest_error(got, exact) / budget(near, exact, factor, terms)
+        for got, near, exact, factor, terms in compared
+    )

@@ -205,9 +205,8 @@ def _history(
     except ValueError:
         return []
     found = _filed(commits, machine, damaged, asv=True)
-    if not any(
-        row.dirty for row in after.rows
-    ):  # a work tree is no history: its commit keeps what is filed for it
+    # A work tree is no history: its commit keeps what is filed for it.
+    if not any(row.dirty for row in after.rows):
         found[after.commit] = list(after.rows)
     return list(found.items())
 

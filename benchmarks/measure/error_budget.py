@@ -1,5 +1,6 @@
 """How far a fast implementation may be from the exact answer: measured, never tuned by hand."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from benchmarks.cases.case import Check
@@ -47,6 +48,11 @@ def budget(
 def compare(actual: "torch.Tensor", exact: "torch.Tensor", allowed: float) -> Check:
     """The error of `actual` beside what is allowed; a NaN makes the check red."""
     return Check(error=largest_error(actual, exact), budget=allowed)
+
+
+def largest_share(shares: Iterable[float]) -> Check:
+    """Errors as shares of their budgets, as one check with a budget of 1; a NaN is larger than all."""
+    return Check(error=max(shares, key=lambda share: (share != share, share)), budget=1.0)
 
 
 def attention_terms(

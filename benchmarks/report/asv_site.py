@@ -32,11 +32,16 @@ _SHIM = """(() => {
 def make_offline(html_dir: Path) -> Path:
     """Install asv-tachyon's pages over a published site and let them open from file://; returns their path.
 
+    Nothing is done where they are there: `asv publish` writes its own page anew, and this one's is written last.
+
     Raises:
         ValueError: there is no published site, or asv-tachyon is missing or fails.
     """
     if not (html_dir / "index.json").is_file():
         raise ValueError(f"no asv site in {html_dir}: run `asv publish` first")
+    index = html_dir / "index.html"
+    if _DATA in index.read_text(encoding="utf-8"):
+        return index
     command = [sys.executable, "-m", "asv_tachyon", "install", str(html_dir)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -49,7 +54,6 @@ def make_offline(html_dir: Path) -> Path:
         for path in sorted(html_dir.rglob("*.json"))
     }
     write_atomically(html_dir / _DATA, f"window.__offline = {json.dumps(files)};\n{_SHIM}")
-    index = html_dir / "index.html"
     write_atomically(index, _classic(index.read_text(encoding="utf-8")))
     return index
 
@@ -58,8 +62,7 @@ def _classic(page: str) -> str:
     """The page with its module as an ordinary deferred script, after the data; no cross-origin requests."""
     page = re.sub(r'<script type="module"( crossorigin)? ', "<script defer ", page)
     page = page.replace('<link rel="stylesheet" crossorigin ', '<link rel="stylesheet" ')
-    if _DATA not in page:
-        page = page.replace("<script defer ", f'<script src="./{_DATA}"></script>\n    <script defer ', 1)
+    page = page.replace("<script defer ", f'<script src="./{_DATA}"></script>\n    <script defer ', 1)
     if _DATA not in page or 'type="module"' in page:
         raise ValueError(
             "asv-tachyon's page has another shape than the one known here: it would not open offline"

@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 
 from trainstep.parallel import transfer
-from trainstep.parallel.torchrun import Round, connect, leave, list_whereabouts, under_torchrun
+from trainstep.parallel.torchrun import Round, connect, leave, under_torchrun
+from trainstep.parallel.whereabouts import list_whereabouts
 
 MAX_CPU_RANKS = 16
 _GRACE_SECONDS = 0.5  # after a first failure: wait for the failure that caused it to be heard too

@@ -16,17 +16,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainstep.parallel.whereabouts import list_whereabouts
+
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CONNECT_SECONDS = 300.0
 _LEAVE_SECONDS = 30.0  # one that was killed never says that it leaves
 _TELL_SECONDS = 3.0  # for the others to find that time is up, and to ask their ranks
 _PIECE_BYTES = 4 * 2**20  # the store drops the connection of who sends a value of 8 MiB
 _rounds = itertools.count()  # of this process: alike on all of them
-
-
-def list_whereabouts(whereabouts: dict[int, str]) -> str:
-    """What to add to a message about ranks that did not return."""
-    return "".join(f"; rank {rank}: {words}" for rank, words in whereabouts.items())
 
 
 def under_torchrun() -> bool:

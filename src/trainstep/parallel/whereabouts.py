@@ -47,6 +47,11 @@ def whereabouts() -> str:
     return ", ".join([*told, "in " + " < ".join(found[:_FRAMES]) if found else "nowhere"])
 
 
+def list_whereabouts(found: dict[int, str]) -> str:
+    """What to add to a message about ranks that did not return."""
+    return "".join(f"; rank {rank}: {words}" for rank, words in found.items())
+
+
 def answer_from_a_thread(connection: Connection) -> None:
     """Answer whatever comes through `connection` with `whereabouts`, until it is closed."""
 

@@ -109,9 +109,8 @@ def backward(
     key_heads, keys = k.shape[1], k.shape[2]
     delta = torch.empty_like(lse)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    lse = (
-        lse.contiguous()
-    )  # it is, as the forward pass made it; torch.func.vmap may hand on one repeated by stride 0
+    # It is, as the forward pass made it; torch.func.vmap may hand on one repeated by stride 0.
+    lse = lse.contiguous()
     d_lse = None if d_lse is None else d_lse.float().contiguous()
     rows = tuning.DELTA_TILE.queries
     shape = {"WIDTH": width, "BLOCK_H": tuning.padded_width(width)}
